@@ -1,0 +1,104 @@
+"""Runtime thread governor for CPU inference in containers.
+
+Importing this package detects the cores the process may use and sets the thread variables of native libraries that
+are not set yet; ``CGROUP_THREADS_AUTO=0`` switches that off. It never raises, blocks or logs: see ``report()``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import startup as _startup
+
+if TYPE_CHECKING:
+    from .detection import detect as detect
+    from .detection import usable_cores as usable_cores
+    from .detection.records import CpuLimits as CpuLimits
+    from .environment import Applied as Applied
+    from .environment import apply as apply
+    from .environment import child_environment as child_environment
+    from .environment import undo as undo
+    from .errors import CgroupThreadsError as CgroupThreadsError
+    from .errors import CgroupThreadsWarning as CgroupThreadsWarning
+    from .governor.limiting import Lease as Lease
+    from .governor.limiting import ThreadLimit as ThreadLimit
+    from .governor.limiting import initializer as initializer
+    from .governor.limiting import limit_threads as limit_threads
+    from .governor.limiting import run as run
+    from .models.llama import create_llama as create_llama
+    from .models.sentence_transformers import create_sentence_transformer as create_sentence_transformer
+    from .notices import Notice as Notice
+    from .planning import ThreadPlan as ThreadPlan
+    from .planning import plan as plan
+    from .reporting import Report as Report
+    from .reporting import report as report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Applied",
+    "CgroupThreadsError",
+    "CgroupThreadsWarning",
+    "CpuLimits",
+    "Lease",
+    "Notice",
+    "Report",
+    "ThreadLimit",
+    "ThreadPlan",
+    "__version__",
+    "apply",
+    "child_environment",
+    "create_llama",
+    "create_sentence_transformer",
+    "detect",
+    "initializer",
+    "limit_threads",
+    "plan",
+    "report",
+    "run",
+    "undo",
+    "usable_cores",
+]
+
+# Where each public name lives; it is imported at first use, so that `import cgroup_threads` stays cheap.
+_HOMES = {
+    "Applied": "environment",
+    "CgroupThreadsError": "errors",
+    "CgroupThreadsWarning": "errors",
+    "CpuLimits": "detection.records",
+    "Lease": "governor.limiting",
+    "Notice": "notices",
+    "Report": "reporting",
+    "ThreadLimit": "governor.limiting",
+    "ThreadPlan": "planning",
+    "apply": "environment",
+    "child_environment": "environment",
+    "create_llama": "models.llama",
+    "create_sentence_transformer": "models.sentence_transformers",
+    "detect": "detection",
+    "initializer": "governor.limiting",
+    "limit_threads": "governor.limiting",
+    "plan": "planning",
+    "report": "reporting",
+    "run": "governor.limiting",
+    "undo": "environment",
+    "usable_cores": "detection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+_startup.begin()

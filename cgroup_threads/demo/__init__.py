@@ -1,0 +1,178 @@
+"""The demo: one inference workload under concurrent callers, as the libraries choose and governed, side by side.
+
+Each arm is a process of its own; both run in the same real quota, and their rounds take turns, so that a busy
+neighbour meets both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ..detection import detect
+from ..detection.records import CpuLimits
+from ..errors import InvalidArgumentError
+from ..reporting.counters import Throttling, binding_level, read_throttling, throttling_between
+from .process import Answer, ArmProcess
+from .quota import QuotaGroup, Refusal, create_group, remove_group
+from .workloads import Workload
+
+DEFAULT_QUOTA: Final = 1.0
+LOAD_LIMIT: Final = 60.0
+ARMS: Final = (("as the libraries choose", False), ("governed", True))
+Tick = Callable[[int, int, str], None]
+
+
+class Terms(NamedTuple):
+    """What both arms are asked to do."""
+
+    workload: Workload
+    callers: int
+    seconds: float
+    rounds: int
+
+
+class Round(NamedTuple):
+    """One round of one arm. ``latencies`` in seconds, one a call; ``periods`` and ``throttled`` are quota periods."""
+
+    latencies: tuple[float, ...]
+    elapsed: float
+    threads: int
+    periods: int
+    throttled: int
+
+
+class ArmResult(NamedTuple):
+    """All rounds of one arm; ``gave_up_after`` is set (seconds) where a round never ended and the arm was killed."""
+
+    name: str
+    detail: str
+    rounds: tuple[Round, ...]
+    gave_up_after: float | None = None
+
+
+class DemoResult(NamedTuple):
+    """What was measured and under which conditions; ``quota`` in cores, None where none was in force."""
+
+    workload: Workload
+    callers: int
+    seconds: float
+    arms: tuple[ArmResult, ...]
+    quota: float | None
+    quota_directory: str
+    quota_refused: str
+    cpus: int
+    user_variables: tuple[str, ...]
+
+
+def run_demo(
+    workload: Workload,
+    *,
+    callers: int = 4,
+    seconds: float = 3.0,
+    rounds: int = 3,
+    quota: float | None = None,
+    tick: Tick | None = None,
+) -> DemoResult:
+    """Measure both arms. Blocks for about ``2 * rounds * seconds`` and the loading of two models.
+
+    ``quota`` in cores: None keeps the one in force, or makes a group of 1.0 where there is none. A group that was
+    made is removed on every way out. ``tick(done, total, what)`` is called several times a second. Raises
+    InvalidArgumentError for numbers that cannot be, DemoError when an arm fails.
+    """
+    for name, value in (("callers", callers), ("rounds", rounds), ("seconds", seconds)):
+        if not value > 0:
+            raise InvalidArgumentError(name, value, "above 0")
+    if quota is not None and not 0 < quota <= 4096:
+        raise InvalidArgumentError("quota", quota, "a number of cores above 0")
+    limits = detect()
+    group, refused = find_group(limits, quota)
+    try:
+        arms = _measure(Terms(workload, callers, seconds, rounds), group, tick or (lambda done, total, what: None))
+    finally:
+        if group is not None:
+            remove_group(group)
+    return DemoResult(
+        workload=workload,
+        callers=callers,
+        seconds=seconds,
+        arms=arms,
+        quota=None if group is None else group.cores,
+        quota_directory="" if group is None else group.directory,
+        quota_refused=refused,
+        cpus=limits.width,
+        user_variables=_user_variables(),
+    )
+
+
+def find_group(limits: CpuLimits, quota: float | None) -> tuple[QuotaGroup | None, str]:
+    """The quota the arms run in: the one in force unless a smaller one is asked for, and why there is none."""
+    level = binding_level(limits.levels)
+    if limits.quota is not None and level is not None and (quota is None or quota >= limits.quota):
+        return QuotaGroup(level.path, level.version, limits.quota), ""
+    made = create_group(limits, DEFAULT_QUOTA if quota is None else quota)
+    if isinstance(made, Refusal):
+        if limits.quota is not None and level is not None:
+            return QuotaGroup(level.path, level.version, limits.quota), made.reason
+        return None, made.reason
+    return made, ""
+
+
+def _user_variables() -> tuple[str, ...]:
+    """Thread variables the user set: both arms keep them, which changes what "as the libraries choose" means."""
+    from ..state import process
+    from ..variables import VARIABLES
+
+    environ = process.user_environ()
+    return tuple(f"{entry.name}={environ[entry.name]}" for entry in VARIABLES if environ.get(entry.name, "").strip())
+
+
+def _measure(terms: Terms, group: QuotaGroup | None, tick: Tick) -> tuple[ArmResult, ...]:
+    workload, callers, seconds, rounds = terms
+    total = len(ARMS) * (rounds + 1)
+    limit = max(10.0, 4 * seconds)
+    done = 0
+    processes: list[ArmProcess] = []
+    details = [""] * len(ARMS)
+    results: list[list[Round]] = [[] for _ in ARMS]
+    gave_up: list[float | None] = [None] * len(ARMS)
+
+    def show(what: str) -> Callable[[], None]:
+        return lambda: tick(done, total, what)
+
+    try:
+        for index, (name, governed) in enumerate(ARMS):
+            processes.append(ArmProcess(name, workload, callers, governed, group))
+            answer = processes[index].wait(LOAD_LIMIT, show(f"loading, {name}"))
+            if answer.data is None:
+                gave_up[index] = LOAD_LIMIT
+                processes[index].close()
+            else:
+                details[index] = answer.data["ready"]
+            done += 1
+        for number in range(rounds):
+            # Every second round runs backwards: whoever came first in one comes last in the next.
+            for index in sorted(range(len(ARMS)), reverse=bool(number % 2)):
+                if gave_up[index] is None:
+                    before = None if group is None else read_throttling(group.directory)
+                    answer = processes[index].ask(seconds, limit, show(f"round {number + 1}, {ARMS[index][0]}"))
+                    if answer.data is None:
+                        gave_up[index] = seconds + limit
+                        processes[index].close()
+                    else:
+                        after = None if group is None else read_throttling(group.directory)
+                        results[index].append(_round(answer, throttling_between(before, after)))
+                done += 1
+        tick(total, total, "")
+    finally:
+        for process in processes:
+            process.close()
+    return tuple(
+        ArmResult(name, details[index], tuple(results[index]), gave_up[index]) for index, (name, _) in enumerate(ARMS)
+    )
+
+
+def _round(answer: Answer, throttling: Throttling | None) -> Round:
+    assert answer.data is not None
+    periods, throttled = (0, 0) if throttling is None else (throttling.periods, throttling.throttled)
+    return Round(tuple(answer.data["latencies"]), answer.data["elapsed"], answer.threads, periods, throttled)

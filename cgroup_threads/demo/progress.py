@@ -1,0 +1,27 @@
+"""A one-line progress bar on a terminal's standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Final
+
+WIDTH: Final = 24
+
+
+class Progress:
+    """Draws where standard error is a terminal and ``quiet`` is false; silent otherwise."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.active = not quiet and sys.stderr.isatty()
+        self.start = time.monotonic()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Draw ``done`` of ``total`` steps and what goes on; ``done == total`` clears the line."""
+        if not self.active:
+            return
+        filled = WIDTH * done // max(1, total)
+        bar = "#" * filled + "-" * (WIDTH - filled)
+        text = "" if done >= total else f"[{bar}] {done}/{total} {what}, {time.monotonic() - self.start:.0f} s"
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

@@ -1,0 +1,168 @@
+"""CPU quota and cpuset of the control groups this process is in: cgroup v2, v1 and hybrids of both.
+
+Sources: kernel documents ``admin-guide/cgroup-v2`` (cpu.max, cpuset.cpus.effective), ``scheduler/sched-bwc``
+(cpu.cfs_quota_us) and ``admin-guide/cgroup-v1/cpusets``. A limit of an ancestor binds as much as the own one, so every
+visible level up to the mount root is read and the smallest ratio of quota to period wins. Weights, shares and bursts
+are not limits and are not read.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, NamedTuple
+
+from ..notices import Notice, shown
+from .cpulist import parse_cpulist, parse_number
+from .placement import OVERRIDE_FIX, Place, Placement, place_groups
+from .procfs import LARGE, MEDIUM, MISSING, Files
+from .records import CgroupLevel, Status
+
+_MAX_DIGITS: Final = 20  # 2**64 has 20 digits
+_DEFAULT_PERIOD: Final = "100000"  # microseconds; the kernel's default, for a cpu.max that names none
+
+
+class CgroupLimits(NamedTuple):
+    """What the cgroups say: ``quota`` in cores, its ``status``, the ``cpuset`` if one is visible, and the evidence."""
+
+    quota: float | None
+    status: Status
+    cpuset: frozenset[int] | None
+    levels: tuple[CgroupLevel, ...]
+    notices: tuple[Notice, ...]
+    placement: Placement
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Cores of a cgroup v2 ``cpu.max`` (``"quota period"`` in microseconds); ``inf`` for no limit, None for junk.
+
+    ``max`` and ``-1`` are no limit. A missing period is the kernel's default, further fields are ignored.
+    """
+    fields = text.split()
+    if not fields or not text.isascii():
+        return None
+    if fields[0] in ("max", "-1"):
+        return inf
+    return _ratio(fields[0], fields[1] if len(fields) > 1 else _DEFAULT_PERIOD)
+
+
+def parse_cfs(quota: str, period: str | None) -> float | None:
+    """Cores of cgroup v1's ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; ``inf`` for no limit, None for junk.
+
+    Any negative quota is no limit. Without a period there is no number: the kernel always has both files.
+    """
+    quota = quota.strip()
+    if quota[:1] == "-" and parse_number(quota[1:], _MAX_DIGITS) is not None:
+        return inf
+    return None if period is None else _ratio(quota, period.strip())
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    runtime, interval = parse_number(quota, _MAX_DIGITS), parse_number(period, _MAX_DIGITS)
+    return runtime / interval if runtime and interval else None
+
+
+def read_cgroups(files: Files, pid: str = "self", known: Placement | None = None) -> CgroupLimits:
+    """Locate the cgroups of process ``pid`` and read their limits. Never raises: what is odd becomes a notice.
+
+    ``status``: "limited" if any level limits; else "unknown" if our group cannot be located or a level cannot be
+    read; else "unlimited". No cgroups at all (a kernel without them) is "unlimited" too. ``known`` is an earlier
+    placement; it is used if the files it was decided from have not changed.
+    """
+    table = files.read("/proc/self/mountinfo", LARGE)
+    lines = files.read(f"/proc/{pid}/cgroup", MEDIUM)
+    if known is None or known.lines != lines or known.table != table:
+        known = place_groups(lines, table)
+    notices = list(known.notices)
+    levels, certain = _read_levels(files, known.cpu, notices)
+    quotas = [level.quota for level in levels if level.quota is not None]
+    return CgroupLimits(
+        quota=min(quotas, default=None),
+        status="limited" if quotas else "unlimited" if certain and known.certain else "unknown",
+        cpuset=_read_cpuset(files, known.cpuset, notices),
+        levels=tuple(levels),
+        notices=tuple(notices),
+        placement=known,
+    )
+
+
+def _read_levels(files: Files, place: Place | None, notices: list[Notice]) -> tuple[list[CgroupLevel], bool]:
+    """Read every visible level once. The second value says whether all of them could be understood."""
+    if place is None:
+        return [], True
+    levels: dict[str, CgroupLevel] = {}
+    certain = True
+    seen_roots: set[str] = set()
+    for root, directories in place.chains:
+        if root in seen_roots:  # another mount of the same group has nothing new
+            continue
+        for directory in directories:
+            if directory not in levels:
+                levels[directory], understood = _read_level(files, place.version, directory, notices)
+                certain = certain and understood
+                if levels[directory].raw is not None:
+                    seen_roots.add(root)
+    for directory in place.ancestors:
+        if directory not in levels:
+            level, _ = _read_level(files, place.version, directory, notices)
+            if level.quota is not None:
+                levels[directory] = level
+    return list(levels.values()), certain
+
+
+def _read_level(files: Files, version: int, directory: str, notices: list[Notice]) -> tuple[CgroupLevel, bool]:
+    """Read one directory. The second value says whether it is certain what the level allows."""
+    name = f"{directory}/{'cpu.max' if version == 2 else 'cpu.cfs_quota_us'}"
+    reading = files.read(name)
+    raw: str | None = None
+    cores: float | None = inf
+    if reading.text is None:
+        if reading.problem != MISSING:
+            cores = None
+            notices.append(Notice("cgroup-unreadable", f"{name}: {reading.problem}", "warning", OVERRIDE_FIX))
+    elif version == 2:
+        raw = reading.text.strip()
+        cores = parse_cpu_max(raw)
+    else:
+        raw = reading.text.strip()
+        cores = parse_cfs(raw, None)
+        if cores is None:
+            period = files.read(f"{directory}/cpu.cfs_period_us")
+            cores = parse_cfs(raw, period.text)
+            raw += f" {(period.text or period.problem).strip()}"
+    if cores is None and raw is not None:
+        notices.append(Notice("cgroup-malformed", f"{name}: {shown(raw)} is no quota", "warning", OVERRIDE_FIX))
+    level = CgroupLevel(
+        2 if version == 2 else 1,
+        files.locate(directory),
+        files.locate(name),
+        raw,
+        None if cores is None or cores == inf else cores,
+    )
+    return level, cores is not None
+
+
+def _read_cpuset(files: Files, place: Place | None, notices: list[Notice]) -> frozenset[int] | None:
+    """The effective CPUs of the nearest level that names any; a group without an own file has its parent's."""
+    if place is None:
+        return None
+    effective = "cpuset.cpus.effective" if place.version == 2 else "cpuset.effective_cpus"
+    for _, directories in place.chains:
+        for directory in directories:
+            for name in (effective, "cpuset.cpus"):
+                cpus = _read_cpus(files, f"{directory}/{name}", notices)
+                if cpus:
+                    return cpus
+    return None
+
+
+def _read_cpus(files: Files, path: str, notices: list[Notice]) -> frozenset[int] | None:
+    reading = files.read(path, MEDIUM)
+    if reading.text is None:
+        if reading.problem != MISSING:
+            notices.append(Notice("cpuset-unreadable", f"{path}: {reading.problem}", "warning"))
+        return None
+    cpus = parse_cpulist(reading.text)
+    if cpus is None:
+        message = f"{path}: {shown(reading.text.strip())} is no list of CPUs"
+        notices.append(Notice("cpuset-malformed", message, "warning"))
+    return cpus

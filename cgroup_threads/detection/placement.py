@@ -1,0 +1,147 @@
+"""Where the files of our control groups are, decided from two texts alone: /proc/self/cgroup and mountinfo.
+
+The path in the first names our group in a hierarchy; a mount shows the part of the hierarchy below its ``root``. Only
+both together give a directory, and there may be none, one or several.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ..notices import Notice, shown
+from .procfs import MISSING, Membership, Mount, Reading, find_hidden, parse_membership, parse_mounts
+
+OVERRIDE_FIX: Final = "set CGROUP_THREADS_CORES to the cores the container was given"
+_MAX_MOUNTS: Final = 16  # of one controller; a machine has one or two
+_STANDARD: Final = "/sys/fs/cgroup"
+
+# Where distributions mount cgroups, for sandboxes that deny reading mountinfo.
+_USUAL_MOUNTS: Final = [
+    Mount(2, "/", _STANDARD),
+    Mount(2, "/", f"{_STANDARD}/unified"),
+    Mount(1, "/", f"{_STANDARD}/cpu,cpuacct", ("cpu",)),
+    Mount(1, "/", f"{_STANDARD}/cpu", ("cpu",)),
+    Mount(1, "/", f"{_STANDARD}/cpuset", ("cpuset",)),
+]
+
+
+class Chain(NamedTuple):
+    """The directories from our group up to the mount that shows it, and that mount's root."""
+
+    root: str
+    directories: tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """Where one controller's files are: a chain for each mount that shows our group, and the mount points that show
+    only a group above our namespace."""
+
+    version: int
+    chains: tuple[Chain, ...] = ()
+    ancestors: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+class Placement(NamedTuple):
+    """The places of both controllers (None: the process is in no hierarchy that could have it), and what they were
+    decided from. The same two readings give the same placement, so it may be kept."""
+
+    lines: Reading
+    table: Reading
+    cpu: Place | None
+    cpuset: Place | None
+    certain: bool
+    """Whether an absent limit is known to be absent: false where a line or a mount may have been missed."""
+    lxcfs: bool
+    """Whether lxcfs shows the container its own CPU numbers in /sys and /proc."""
+    notices: tuple[Notice, ...] = ()
+
+
+def place_groups(lines: Reading, table: Reading) -> Placement:
+    """Decide where the cpu and cpuset files are from /proc/PID/cgroup (``lines``) and mountinfo (``table``). Pure."""
+    mounts = _USUAL_MOUNTS if table.text is None else parse_mounts(table.text)
+    lxcfs = table.text is not None and " - fuse.lxcfs " in table.text
+    if lines.text is None:
+        if lines.problem == MISSING and not mounts:
+            notice = Notice("cgroup-missing", "this kernel or sandbox shows no cgroups: no quota can be seen")
+            return Placement(lines, table, None, None, not table.problem, lxcfs, (notice,))
+        notice = Notice("cgroup-unreadable", f"/proc/self/cgroup: {lines.problem}", "warning", OVERRIDE_FIX)
+        return Placement(lines, table, None, None, False, lxcfs, (notice,))
+    notices: list[Notice] = []
+    if table.problem:
+        message = f"/proc/self/mountinfo: {table.problem}"
+        if table.text is None:
+            message += "; the usual cgroup mount points are tried"
+        notices.append(Notice("cgroup-unreadable", message, "warning", OVERRIDE_FIX))
+    members = parse_membership(lines.text)
+    if members.malformed:
+        message = f"/proc/self/cgroup: {shown(members.malformed[0])} makes no sense"
+        notices.append(Notice("cgroup-malformed", message, "warning"))
+    cpu = _locate("cpu", members, mounts, table.text)
+    cpuset = _locate("cpuset", members, mounts, table.text)
+    if cpu is None:
+        # A controller in no hierarchy limits nobody. If there is a mount for it, a line was lost.
+        certain = not members.malformed and not any(m.version == 2 or "cpu" in m.options for m in mounts)
+    else:
+        certain = table.text is not None and bool(cpu.chains)
+        notices.extend(cpu.notices)
+    return Placement(lines, table, cpu, cpuset, certain, lxcfs, tuple(notices))
+
+
+def _locate(controller: str, members: Membership, mounts: list[Mount], mountinfo: str | None) -> Place | None:
+    """Find the directories of ``controller``.
+
+    A v1 line that names the controller wins over the v2 line: a controller lives in one hierarchy only.
+    """
+    path = members.controllers.get(controller)
+    version = 2 if path is None else 1
+    if path is None:
+        path = members.unified
+    if path is None:
+        return None
+    own = _split(path)
+    where = f"cgroup v{version} group {shown(path)} of {controller}"
+    if ".." in own:
+        return _nowhere(version, "cgroup-outside-namespace", f"{where} lies outside this cgroup namespace")
+    candidates = [m for m in mounts if m.version == version and (version == 2 or controller in m.options)]
+    if not candidates:
+        return _nowhere(version, "cgroup-not-mounted", f"{where}: its hierarchy is not mounted here")
+    if len(candidates) > 1 and mountinfo is not None:
+        candidates = _rank(candidates[:_MAX_MOUNTS], mountinfo)
+    chains: list[Chain] = []
+    ancestors: list[str] = []
+    for mount in candidates:
+        root = _split(mount.root)
+        if own[: len(root)] == root:
+            chains.append(Chain(mount.root, _climb(mount.point, own[len(root) :])))
+        elif all(name == ".." for name in root):
+            ancestors.append(mount.point)
+    if chains:
+        return Place(version, tuple(chains), tuple(ancestors))
+    first = candidates[0]
+    if not ancestors:
+        message = f"{where} is not below {shown(first.root)}, which {shown(first.point)} shows"
+        return _nowhere(version, "cgroup-not-covered", message)
+    message = f"{where}: only a group above it is mounted, at {shown(ancestors[0])}"
+    return _nowhere(version, "cgroup-ancestor-mount", message)._replace(ancestors=tuple(ancestors))
+
+
+def _nowhere(version: int, code: str, message: str) -> Place:
+    return Place(version, notices=(Notice(code, message, "warning", OVERRIDE_FIX),))
+
+
+def _rank(mounts: list[Mount], mountinfo: str) -> list[Mount]:
+    """Mounts in the order they are asked: reachable ones only (if any is), those below /sys/fs/cgroup first."""
+    hidden = find_hidden(mountinfo, mounts)
+    reachable = [mount for mount in mounts if mount.mount_id not in hidden] or mounts
+    return sorted(reachable, key=lambda mount: not (mount.point + "/").startswith(_STANDARD + "/"))
+
+
+def _split(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
+
+
+def _climb(point: str, below: list[str]) -> tuple[str, ...]:
+    """The directories from ``point``/``below`` up to ``point``."""
+    base = point.rstrip("/")
+    return tuple("/".join([base, *below[:depth]]) for depth in range(len(below), -1, -1))

@@ -1,0 +1,69 @@
+"""Finding the native libraries with thread pools that this process has loaded.
+
+threadpoolctl knows names, symbols and versions; which libraries there are we tell it ourselves on Linux, from
+/proc/self/maps: its own search takes ``dl_iterate_phdr`` in some versions and systems (see ``maps``). Two of its
+private methods are used for that, the same in 3.5 to 3.8; where they are gone its public constructor serves.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from ..notices import Notice
+from ..state import process
+from .maps import NATIVE_PREFIXES, library_paths
+
+
+class Libraries(NamedTuple):
+    """``controllers`` are threadpoolctl's, ``torch`` is the path of libtorch_cpu (which holds a static MKL) or None,
+    ``paths`` are all mapped libraries (empty where the system does not tell)."""
+
+    controllers: tuple[Any, ...]
+    torch: str | None
+    paths: tuple[str, ...]
+
+
+def find_libraries() -> Libraries:
+    """Look through the whole process. About 1 ms; never raises for what it finds there."""
+    if not sys.platform.startswith("linux"):
+        return Libraries(_search(), None, ())
+    paths, complete = library_paths()
+    if not complete:
+        text = "the list of mapped libraries could not be read to its end" if paths else "/proc/self/maps is unreadable"
+        process.note(Notice("pools-unseen", f"{text}: pools may be missing from limits and report", "warning"))
+        if not paths:
+            return Libraries((), None, ())
+    torch = next((path for path in paths if path.rpartition("/")[2].startswith("libtorch_cpu")), None)
+    return Libraries(_controllers(paths), torch, tuple(paths))
+
+
+def _controllers(paths: dict[str, None]) -> tuple[Any, ...]:
+    import threadpoolctl
+
+    prefixes = tuple(dict.fromkeys((*NATIVE_PREFIXES, *getattr(threadpoolctl, "_ALL_PREFIXES", ()))))
+    wanted = [path for path in paths if path.rpartition("/")[2].lower().startswith(prefixes)]
+    if not wanted:
+        return ()
+    try:
+        holder = threadpoolctl.ThreadpoolController._from_controllers([])
+        add = holder._make_controller_from_path
+    except AttributeError:
+        return _search()
+    for path in wanted:
+        try:
+            add(path)
+        except OSError:
+            continue  # unloaded between the list and the look
+    return tuple(holder.lib_controllers)
+
+
+def _search() -> tuple[Any, ...]:
+    """threadpoolctl's own search: other systems, and versions without the private methods."""
+    import warnings
+
+    import threadpoolctl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # two OpenMP runtimes at once: known, and not ours to judge
+        return tuple(threadpoolctl.ThreadpoolController().lib_controllers)

@@ -1,0 +1,151 @@
+"""Gather what a report is made from. Reads the process and /proc; changes nothing, loads no library, starts no pool."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from .. import __version__
+from ..detection import detect
+from ..detection.records import CpuLimits
+from ..environment import Applied
+from ..errors import first_line
+from ..notices import Notice
+from ..planning import ThreadPlan, plan
+from ..pools import describe
+from ..pools.maps import NATIVE_MODULES
+from ..pools.records import PoolState
+from ..precedence import Decision, KeptVariable, settle
+from ..state import process
+from ..variables import VARIABLES
+from .counters import Throttling, binding_level, read_pressure, read_threads, read_throttling, throttling_between
+from .judge import POOL_VARIABLES, pool_kind
+from .records import Evidence, Origin, VariableState
+
+T = TypeVar("T")
+MAX_INTERVAL: Final = 3600.0
+
+
+class _Guard:
+    """Turns whatever fails while collecting into a notice: a report never raises."""
+
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+
+    def __call__(self, what: str, read: Callable[[], T], default: T) -> T:
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001  # a library's own readback may raise anything
+            message = f"{what} could not be read: {type(error).__name__}: {first_line(error)}"
+            self.notices.append(Notice("report-incomplete", message, "warning"))
+            return default
+
+
+def collect(interval: float = 0.0) -> Evidence:
+    """Collect the evidence; with ``interval`` the throttling counters are those of the next ``interval`` seconds."""
+    guard = _Guard()
+    limits = detect()
+    # What was applied at import may be older than a resize: the report tells today's plan.
+    today = plan(limits)
+    applied = process.applied
+    user = dict(process.user_environ())
+    nothing = Decision({}, (), ())
+    no_pools: tuple[PoolState, ...] = ()
+    decision = guard("variables", lambda: _decide(today, user, limits), nothing)
+    level = binding_level(limits.levels)
+    throttling = None if level is None else _sample(level.path, interval)
+    return Evidence(
+        version=__version__,
+        pid=os.getpid(),
+        python=platform.python_version(),
+        limits=limits,
+        plan=today,
+        settings=process.settings,
+        variables=guard("variables", lambda: _variables(user, decision.kept, applied), ()),
+        pools=guard("pools", describe, no_pools),
+        threads=read_threads(),
+        python_threads=threading.active_count(),
+        throttling=throttling,
+        interval=interval,
+        pressure=read_pressure(limits.levels[0] if limits.levels else None),
+        address_space=guard("RLIMIT_AS", _address_space, None),
+        start_method=guard("start method", _start_method, ""),
+        fork_guarded=process.settings.auto and applied is not None,
+        modules=tuple(name for name in NATIVE_MODULES if name in sys.modules),
+        other_counts=guard("joblib", _other_counts, ()),
+        notices=(*limits.notices, *today.notices, *decision.notices, *process.notices, *guard.notices),
+    )
+
+
+def _decide(today: ThreadPlan, user: dict[str, str], limits: CpuLimits) -> Decision:
+    return settle(today, user, process.settings, host_cpus=limits.host_cpus, affinity=limits.affinity)
+
+
+def _sample(directory: str, interval: float) -> Throttling | None:
+    before = read_throttling(directory)
+    if interval <= 0 or before is None:
+        return before
+    time.sleep(min(interval, MAX_INTERVAL))
+    return throttling_between(before, read_throttling(directory))
+
+
+def _variables(
+    user: dict[str, str], kept: tuple[KeptVariable, ...], applied: Applied | None
+) -> tuple[VariableState, ...]:
+    records = {record.name: record for record in kept}
+    late = _late_variables(applied)
+    states = []
+    for variable in VARIABLES:
+        name = variable.name
+        asked, now = user.get(name), os.environ.get(name)
+        if asked is None and now is None:
+            continue
+        ours = applied is not None and applied.set.get(name) == now
+        origin: Origin = "computed" if ours else "user" if now is not None else "unset"
+        effective = now
+        record = records.get(name)
+        if record is not None and not ours and now == asked:
+            effective = None if record.state == "malformed" else now
+            if record.threads is not None:
+                effective = str(record.threads)
+        states.append(VariableState(name, asked, effective, origin, ours and name in late))
+    return tuple(states)
+
+
+def _late_variables(applied: Applied | None) -> set[str]:
+    """Variables that a library loaded before us had read already."""
+    if applied is None:
+        return set()
+    return {name for library in applied.late for name in POOL_VARIABLES.get(pool_kind(library), ())}
+
+
+def _address_space() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _start_method() -> str:
+    """multiprocessing's start method; asking must neither import it nor fix it."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return ""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    if chosen is None:
+        forks = sys.platform.startswith("linux") and sys.version_info < (3, 14)
+        chosen = "fork" if forks else ""
+    return str(chosen)
+
+
+def _other_counts() -> tuple[tuple[str, int], ...]:
+    """What joblib, if it is imported, takes the machine for."""
+    joblib = sys.modules.get("joblib")
+    return () if joblib is None else (("joblib", int(joblib.cpu_count())),)

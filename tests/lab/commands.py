@@ -1,0 +1,98 @@
+"""The command line as a real process, in environments, shells, quota groups and users of one's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cgroup_threads.demo.quota import QuotaGroup, Refusal, create_group, remove_group
+from cgroup_threads.detection import detect
+
+from . import require
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "cgroup_threads")
+NOBODY = 65534
+
+
+def clean_environ(**changes: str) -> dict[str, str]:
+    """An environment without thread variables, in which the package is found."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG", "SHELL")}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **changes}
+
+
+def run(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, *, timeout: float = 120, cwd: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it said."""
+    return subprocess.run(
+        [*command],
+        env=clean_environ() if environ is None else {**environ},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def run_cli(*arguments: str, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run ``cgroup-threads`` with ``arguments`` and the variables in ``environ``."""
+    return run([*COMMAND, *arguments], clean_environ(**environ), timeout=timeout)
+
+
+def run_python(script: str, *, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fresh interpreter; it must end well."""
+    done = run([sys.executable, "-c", script], clean_environ(**environ), timeout=timeout)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@contextmanager
+def quota_group(cores: float) -> Iterator[QuotaGroup]:
+    """A real cgroup with a quota of ``cores``, removed at the end."""
+    group = create_group(detect(), cores)
+    reason = group.reason if isinstance(group, Refusal) else ""
+    require(not reason, f"no cgroup with a quota can be made: {reason}")
+    assert isinstance(group, QuotaGroup)
+    try:
+        yield group
+    finally:
+        assert remove_group(group)
+
+
+def inside(group: QuotaGroup, command: Sequence[str]) -> list[str]:
+    """``command`` as one that joins ``group`` first."""
+    return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.procs, *command]
+
+
+def unprivileged_command(directory: Path) -> tuple[list[str], dict[str, str]]:
+    """``cgroup-threads`` as a user without rights: the command and its environment.
+
+    Root's own interpreter may be out of a plain user's reach, so a copy of the package under ``directory`` is run by
+    the system's.
+    """
+    if os.geteuid() != 0:
+        return [*COMMAND], clean_environ()
+    setpriv = shutil.which("setpriv")
+    require(setpriv, "setpriv is not installed")
+    python = "/usr/bin/python3"
+    require(os.path.exists(python), "there is no /usr/bin/python3 for an unprivileged user to run")
+    assert setpriv is not None
+    import threadpoolctl
+
+    shutil.copytree(ROOT / "cgroup_threads", directory / "cgroup_threads", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(str(threadpoolctl.__file__), directory)
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755)
+    for parent in directory.parents:
+        if not parent.stat().st_mode & 0o001 and str(parent) != "/":
+            parent.chmod(parent.stat().st_mode | 0o001)
+    user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    return [setpriv, *user, python, "-m", "cgroup_threads"], environ

@@ -1,0 +1,282 @@
+"""``create_sentence_transformer`` on torch, and what it hands to the other back ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cgroup_threads.errors import InvalidArgumentError, MissingExtraError
+from cgroup_threads.models.sentence_transformers import (
+    create_sentence_transformer,
+    onnx_arguments,
+    openvino_arguments,
+)
+from cgroup_threads.planning import ThreadPlan
+from tests.lab import require_module
+from tests.lab.models import minilm_directory, run_script
+
+PREAMBLE = """
+import json
+PATH = {path!r}
+def codes():
+    from cgroup_threads.state import process
+    return sorted({{notice.code for notice in process.notices if notice.code.split("-")[0] in ("torch", "interop")}})
+def show(*values): print(json.dumps(values))
+"""
+
+
+def encoder_script(script: str, **environ: str) -> Any:
+    script = PREAMBLE.format(path=minilm_directory()) + script
+    return run_script(script, **{"CGROUP_THREADS_CORES": "1", **environ})
+
+
+def test_the_real_class_with_torch_at_the_plans_counts() -> None:
+    script = """
+import cgroup_threads as ct
+import torch
+from sentence_transformers import SentenceTransformer
+model = ct.create_sentence_transformer(PATH)
+show(type(model) is SentenceTransformer, torch.get_num_threads(), torch.get_num_interop_threads(), codes())
+"""
+    assert encoder_script(script) == [True, 1, 1, []]
+
+
+def test_torch_is_lowered_where_the_environment_came_too_late() -> None:
+    script = """
+import torch
+torch.set_num_threads(2)
+import cgroup_threads as ct, warnings
+warnings.simplefilter("ignore", ct.CgroupThreadsWarning)
+torch.set_num_threads(2)
+before = torch.get_num_interop_threads()
+ct.create_sentence_transformer(PATH)
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool:
+    other = pool.submit(torch.get_num_threads).result()
+show(torch.get_num_threads(), other, before > 1, torch.get_num_interop_threads(), codes())
+"""
+    assert encoder_script(script) == [1, 1, True, 1, ["torch-threads-lowered"]]
+
+
+def test_torch_is_never_raised() -> None:
+    script = """
+import cgroup_threads as ct
+import torch
+torch.set_num_threads(1)
+ct.create_sentence_transformer(PATH)
+show(torch.get_num_threads(), codes())
+"""
+    assert encoder_script(script, CGROUP_THREADS_CORES="3") == [1, []]
+
+
+def test_a_latched_inter_op_count_becomes_a_notice() -> None:
+    """Field case: a second call, or one after parallel work, raises RuntimeError in torch."""
+    script = """
+import torch
+torch.set_num_interop_threads(2)
+import cgroup_threads as ct, warnings
+warnings.simplefilter("ignore", ct.CgroupThreadsWarning)
+ct.create_sentence_transformer(PATH)
+first = codes()
+ct.create_sentence_transformer(PATH)
+from cgroup_threads.state import process
+notices = [notice for notice in process.notices if notice.code == "interop-latched"]
+show(first, torch.get_num_interop_threads(), len(notices), notices[0].level)
+"""
+    assert encoder_script(script) == [["interop-latched"], 2, 1, "info"]
+
+
+def test_two_models_set_the_inter_op_count_once() -> None:
+    script = """
+import cgroup_threads as ct
+import torch
+calls = []
+real = torch.set_num_interop_threads
+torch.set_num_interop_threads = lambda count: (calls.append(count), real(count))
+ct.create_sentence_transformer(PATH)
+ct.create_sentence_transformer(PATH)
+show(calls, codes())
+"""
+    calls, codes = encoder_script(script)
+    assert calls in ([1], [])  # none where torch starts with one, as on a single CPU
+    assert codes == []
+
+
+def test_mkl_and_openmp_are_told_the_same() -> None:
+    """Field case: torch follows MKL_NUM_THREADS where it differs from OMP_NUM_THREADS."""
+    script = """
+import cgroup_threads as ct, os
+import torch
+ct.create_sentence_transformer(PATH)
+show(os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"], torch.get_num_threads())
+"""
+    assert encoder_script(script, CGROUP_THREADS_CORES="2") == ["2", "2", 2]
+
+
+def test_numba_does_not_bring_torch_back_up() -> None:
+    """Field case: numba's first parallel work sets the shared OpenMP count again."""
+    require_module("numba")
+    script = """
+import cgroup_threads as ct
+import torch
+ct.create_sentence_transformer(PATH)
+import numba
+numba.get_num_threads()
+show(torch.get_num_threads(), numba.get_num_threads())
+"""
+    assert encoder_script(script) == [1, 1]
+
+
+def test_many_threads_add_no_openmp_team_of_their_own() -> None:
+    """Field case: each request thread that enters OpenMP got a team of host size, until thread creation failed."""
+    script = """
+import cgroup_threads as ct
+import os, threading
+model = ct.create_sentence_transformer(PATH, device="cpu")
+model.encode("warm up", show_progress_bar=False)
+before = len(os.listdir("/proc/self/task"))
+done, hold = threading.Barrier(21), threading.Barrier(21)
+def work():
+    with ct.limit_threads(1):
+        model.encode("one sentence", show_progress_bar=False)
+    done.wait()
+    hold.wait()
+threads = [threading.Thread(target=work) for _ in range(20)]
+for thread in threads: thread.start()
+done.wait()
+grown = len(os.listdir("/proc/self/task")) - before
+hold.wait()
+for thread in threads: thread.join()
+show(grown)
+"""
+    require_module("torch")
+    assert encoder_script(script)[0] <= 22
+
+
+def test_outputs_are_bit_equal_at_equal_counts() -> None:
+    script = """
+import torch
+from sentence_transformers import SentenceTransformer
+torch.set_num_threads(1)
+texts = ["threads must not change results", "a b c d e f g h " * 12]
+plain = SentenceTransformer(PATH, device="cpu").encode(texts)
+import cgroup_threads as ct, warnings, numpy
+warnings.simplefilter("ignore", ct.CgroupThreadsWarning)
+governed = ct.create_sentence_transformer(PATH, device="cpu").encode(texts)
+torch.set_num_threads(2)
+wider = SentenceTransformer(PATH, device="cpu").encode(texts)
+show(bool((plain == governed).all()), float(numpy.abs(plain - wider).max() / numpy.abs(plain).max()) < 1e-5)
+"""
+    assert encoder_script(script) == [True, True]
+
+
+def test_models_as_path_name_and_modules() -> None:
+    script = """
+import cgroup_threads as ct
+import pathlib, numpy
+first = ct.create_sentence_transformer(pathlib.Path(PATH), device="cpu", truncate_dim=8)
+second = ct.create_sentence_transformer(list(first), device="cpu", truncate_dim=8)
+show(len(first.encode("a")), bool(numpy.allclose(first.encode("a"), second.encode("a"))))
+"""
+    assert encoder_script(script) == [8, True]
+
+
+def test_misspelt_and_renamed_names() -> None:
+    script = """
+import cgroup_threads as ct
+def failure(**arguments):
+    try:
+        ct.create_sentence_transformer(PATH, **arguments)
+    except ct.CgroupThreadsError as error:
+        return [type(error).__name__, str(error)]
+model = ct.create_sentence_transformer(PATH, tokenizer_kwargs={"model_max_length": 16})
+show(failure(model_kwarg={}), failure(INFERENCE_NUM_THREADS=2), failure(provider_options={})[0], model.tokenizer.model_max_length)
+"""
+    misspelt, top_level, provider, length = encoder_script(script)
+    text = "SentenceTransformer() has no argument 'model_kwarg'; did you mean 'model_kwargs'?"
+    assert misspelt == ["UnknownArgumentError", text]
+    assert top_level == ["UnknownArgumentError", "SentenceTransformer() has no argument 'INFERENCE_NUM_THREADS'"]
+    assert provider == "UnknownArgumentError"
+    assert length == 16
+
+
+def test_an_unknown_back_end() -> None:
+    with pytest.raises(InvalidArgumentError, match="backend must be 'torch', 'onnx' or 'openvino', not 'tensorrt'"):
+        create_sentence_transformer("model", backend="tensorrt")  # type: ignore[arg-type]  # the point of the test
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'cgroup-threads\[sentence-transformers\]'"):
+        create_sentence_transformer("model")
+
+
+def make_plan(threads: int, *, quota_binds: bool = False) -> ThreadPlan:
+    return ThreadPlan(threads, 1, threads, 1, 1, "quota", quota_binds, {})
+
+
+SPINNING = "session.intra_op.allow_spinning"
+
+
+def test_onnx_options_are_made_with_the_plans_counts() -> None:
+    require_module("onnxruntime")
+    arguments, message = onnx_arguments(None, make_plan(3))
+    options = arguments["session_options"]
+    assert (options.intra_op_num_threads, options.inter_op_num_threads, message) == (3, 1, "")
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry(SPINNING)
+
+
+def test_onnx_stops_spinning_under_a_quota() -> None:
+    """Field case: idle pools of several sessions kept cores busy."""
+    require_module("onnxruntime")
+    arguments, _ = onnx_arguments({"file_name": "onnx/model.onnx"}, make_plan(2, quota_binds=True))
+    assert arguments["session_options"].get_session_config_entry(SPINNING) == "0"
+    assert arguments["file_name"] == "onnx/model.onnx"
+
+
+def test_onnx_options_of_the_caller_are_completed_not_replaced() -> None:
+    require_module("onnxruntime")
+    from onnxruntime import SessionOptions
+
+    own = SessionOptions()
+    own.intra_op_num_threads = 8
+    own.add_session_config_entry(SPINNING, "1")
+    given = {"session_options": own}
+    arguments, message = onnx_arguments(given, make_plan(2, quota_binds=True))
+    assert arguments["session_options"] is own
+    assert arguments is not given
+    assert (own.intra_op_num_threads, own.inter_op_num_threads) == (8, 1)
+    assert own.get_session_config_entry(SPINNING) == "1"
+    assert message == "intra_op_num_threads=8 is above the 2 usable cores"
+
+
+def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'cgroup-threads\[onnx\]'"):
+        onnx_arguments(None, make_plan(2))
+
+
+def test_openvino_configuration_is_merged_and_the_callers_wins(tmp_path: Path) -> None:
+    assert openvino_arguments(None, make_plan(3)) == ({"ov_config": {"INFERENCE_NUM_THREADS": 3}}, "")
+    bound, _ = openvino_arguments({"export": True}, make_plan(3, quota_binds=True))
+    assert bound == {"export": True, "ov_config": {"INFERENCE_NUM_THREADS": 3, "ENABLE_CPU_PINNING": False}}
+    given = {"ov_config": {"INFERENCE_NUM_THREADS": 2, "ENABLE_CPU_PINNING": True, "CACHE_DIR": ""}}
+    assert openvino_arguments(given, make_plan(3, quota_binds=True)) == (given, "")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"CACHE_DIR": "x"}))
+    for name in (path, str(path)):
+        merged, _ = openvino_arguments({"ov_config": name}, make_plan(3))
+        assert merged == {"ov_config": {"INFERENCE_NUM_THREADS": 3, "CACHE_DIR": "x"}}
+    missing = {"ov_config": str(tmp_path / "missing.json")}  # the constructor's own error says so
+    assert openvino_arguments(missing, make_plan(3)) == (missing, "")
+
+
+@pytest.mark.parametrize(("count", "warned"), [(4, True), ("4", True), (3, False), ("AUTO", False), (0, False)])
+def test_openvino_counts_above_the_usable_cores(count: object, warned: bool) -> None:
+    _, message = openvino_arguments({"ov_config": {"INFERENCE_NUM_THREADS": count}}, make_plan(3))
+    assert bool(message) is warned
