@@ -130,6 +130,8 @@ class Ledger:
             mine.leases.append(lease)
             if lease.threads < mine.levels.limit or mine.stale:
                 self._settle(mine)
+            elif lease.threads > mine.levels.limit:
+                lease.threads = mine.levels.limit
 
     def leave(self, lease: Lease) -> None:
         """End ``lease``. From another thread the process's share ends now, the owner's pools at its next operation.
