@@ -91,15 +91,17 @@ class ThreadLimit:
 
     def _lease(self) -> Lease:
         """A new lease inside the innermost one of this context that is still open."""
-        outer = _innermost.get()
-        while outer is not None and not outer.active:
-            outer = outer._outer
         threads = self._threads
         if threads is None:
             threads = current_plan().threads
+        outer = _innermost.get()
+        if outer is None:
+            return Lease(threads, self)
+        while outer is not None and not outer.active:
+            outer = outer._outer
         if outer is not None and outer.threads < threads:
             threads = outer.threads
-        return Lease(threads, owner=self, outer=outer)
+        return Lease(threads, self, outer)
 
     def _leave(self) -> Lease:
         """Take the entry that is being left: this context's, else (left in another one) the last one open."""

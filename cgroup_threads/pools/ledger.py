@@ -49,9 +49,9 @@ class Lease:
 
     __slots__ = ("_active", "_ledger", "_outer", "_owner", "_thread", "threads", "waited_s")
 
-    def __init__(self, threads: int, waited_s: float = 0.0, owner: object = None, outer: Lease | None = None) -> None:
+    def __init__(self, threads: int, owner: object = None, outer: Lease | None = None) -> None:
         self.threads = threads
-        self.waited_s = waited_s
+        self.waited_s = 0.0
         self._active = True
         self._owner = owner
         """What was entered."""
@@ -128,10 +128,11 @@ class Ledger:
         lease._ledger, lease._thread = self, mine
         with mine.lock:
             mine.leases.append(lease)
-            if lease.threads < mine.levels.limit or mine.stale:
+            limit = mine.levels.limit
+            if lease.threads < limit or mine.stale:
                 self._settle(mine)
-            elif lease.threads > mine.levels.limit:
-                lease.threads = mine.levels.limit
+            elif lease.threads > limit:
+                lease.threads = limit
 
     def leave(self, lease: Lease) -> None:
         """End ``lease``. From another thread the process's share ends now, the owner's pools at its next operation.
@@ -153,7 +154,7 @@ class Ledger:
                         self._settle(owner)
                 elif not owner.dead:
                     owner.stale = True
-                    self._share(owner, _smallest(owner))
+                    self._share(owner, _smallest(owner.leases))
         except BaseException:
             self.abandon(lease)
             raise
@@ -170,7 +171,7 @@ class Ledger:
                 owner.levels.doubt()
                 self._settle(owner)
             elif not owner.dead:
-                self._share(owner, _smallest(owner))
+                self._share(owner, _smallest(owner.leases))
 
     def settle(self, doubt: bool = False) -> None:
         """Bring the calling thread's pools in line, if it has anything open. ``doubt``: set them all again."""
@@ -219,36 +220,44 @@ class Ledger:
 
     def _settle(self, mine: ThreadState) -> None:
         """In the thread concerned, with its lock held."""
+        leases = mine.leases
         if mine.stale:
             mine.stale = False
-            mine.leases[:] = [lease for lease in mine.leases if lease._active]
-        limit = _smallest(mine)
+            leases[:] = [lease for lease in leases if lease._active]
+        limit = _smallest(leases) if leases else FREE
         if limit != self.shares.get(mine, FREE) or not self.levels.settled:
             self._share(mine, limit)
         registry = self.registry
-        touch = registry.touch_torch
-        if touch is not None and touch is not mine.touched and limit != FREE:
-            # torch sets a thread up at its first operation there, from its own default, which would end a limit.
-            touch()
-            mine.touched = touch
-            mine.levels.doubt()
+        if limit != FREE and registry.touch_torch is not mine.touched:
+            self._touch_torch(mine)
         mine.levels.hold(registry.thread_ops, limit)
         if registry.unproved and limit != FREE:
             registry.prove(limit)
 
+    def _touch_torch(self, mine: ThreadState) -> None:
+        """torch sets a thread up at its first operation there, from its own default, which would end a limit."""
+        touch = self.registry.touch_torch
+        if touch is not None:
+            touch()
+        mine.touched = touch
+        mine.levels.doubt()
+
     def _share(self, thread: ThreadState, limit: int) -> None:
+        shares, levels = self.shares, self.levels
         with self.lock:
-            if limit == FREE:
-                self.shares.pop(thread, None)
-            else:
-                self.shares[thread] = limit
-            self._settle_process()
+            if limit != FREE:
+                shares[thread] = limit
+            elif thread in shares:
+                del shares[thread]
+            smallest = min(shares.values()) if shares else FREE
+            if smallest != levels.limit or not levels.settled:
+                levels.hold(self.registry.process_ops, smallest)
         if self._retired:
             self._bury()
 
     def _settle_process(self) -> None:
         """With the ledger's lock held."""
-        limit = min(self.shares.values(), default=FREE)
+        limit = min(self.shares.values()) if self.shares else FREE
         levels = self.levels
         if limit != levels.limit or not levels.settled:
             levels.hold(self.registry.process_ops, limit)
@@ -263,8 +272,12 @@ class Ledger:
                 self.lock.release()
 
 
-def _smallest(thread: ThreadState) -> int:
-    return min((lease.threads for lease in thread.leases if lease._active), default=FREE)
+def _smallest(leases: list[Lease]) -> int:
+    limit = FREE
+    for lease in leases:
+        if lease.threads < limit and lease._active:
+            limit = lease.threads
+    return limit
 
 
 def current() -> Ledger:

@@ -7,12 +7,48 @@ steps (KeyboardInterrupt comes anywhere) leaves something that ``hold`` can be c
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from .registry import Op
 
 FREE: Final = sys.maxsize
 """The limit that is none."""
+
+
+class _Recipe(NamedTuple):
+    """How ``limit`` begins on ``ops`` whose counts are ``base``: the calls, and the records they leave."""
+
+    ops: tuple[Op, ...]
+    limit: int
+    base: list[int]
+    now: list[int]
+    undo: list[int | None]
+    exact: tuple[tuple[Callable[[int], object], int], ...]
+    inexact: tuple[tuple[int, Callable[[int], object], int], ...]
+    back: tuple[tuple[Callable[[int], object], int], ...]
+    """What puts the exact ones back that were changed."""
+    kept: tuple[tuple[Callable[[], int], Callable[[int], object], int], ...]
+    """The exact ones that were low enough: put back if the user has changed them."""
+
+
+def _make_recipe(ops: tuple[Op, ...], limit: int, base: list[int]) -> _Recipe:
+    now = [min(before, limit) for before in base]
+    rows = [(index, op, before) for index, (op, before) in enumerate(zip(ops, base, strict=True)) if before > limit]
+    undo: list[int | None] = [None] * len(base)
+    for index, (_, _, exact), before in rows:
+        undo[index] = before if exact else None
+    return _Recipe(
+        ops,
+        limit,
+        base,
+        now,
+        undo,
+        exact=tuple((put, limit) for _, (_, put, exact), _ in rows if exact),
+        inexact=tuple((index, put, limit) for index, (_, put, exact), _ in rows if not exact),
+        back=tuple((put, before) for _, (_, put, exact), before in rows if exact),
+        kept=tuple((get, put, n) for (get, put, exact), n in zip(ops, base, strict=True) if exact and n <= limit),
+    )
 
 
 class Levels:
@@ -21,7 +57,7 @@ class Levels:
     The baseline is read when a limit begins and put back when it ends, also where the user changed a count meanwhile.
     """
 
-    __slots__ = ("_base", "_now", "_undo", "limit", "settled")
+    __slots__ = ("_base", "_now", "_recipe", "_simple", "_undo", "limit", "settled")
 
     def __init__(self) -> None:
         self.limit = FREE
@@ -33,26 +69,42 @@ class Levels:
         """The counts as we left them; 0 where that is not known."""
         self._undo: list[int | None] = []
         """What ``put`` takes to get a pool back; None where we did not change it."""
+        self._recipe: _Recipe | None = None
+        """The calls of the last limit that began here: mostly the next one is the same."""
+        self._simple: _Recipe | None = None
+        """The recipe, while nothing but its calls was made."""
 
     def hold(self, ops: tuple[Op, ...], limit: int) -> None:
         """Make ``limit`` hold on the pools ``ops`` (those of the last call, and perhaps more behind them)."""
         self.settled = False
+        base = self._base
         if limit == FREE:
-            if self._base is not None:
-                self._restore(ops, self._base)
+            if base is not None:
+                self._restore(ops, base)
+        elif base is None:
+            self._begin(ops, limit)
         else:
-            base = self._base
-            if base is None:
-                base = [get() for get, _, _ in ops]
-                # No call in between: all three or none.
-                self._base, self._now, self._undo = base, base.copy(), [None] * len(base)
-            elif len(base) < len(ops):
+            if len(base) < len(ops):
                 self._extend(ops, base)
             self._lower(ops, base, limit)
         self.limit = limit
         self.settled = True
 
+    def _begin(self, ops: tuple[Op, ...], limit: int) -> None:
+        base = [get() for get, _, _ in ops]
+        recipe = self._recipe
+        if recipe is None or recipe.limit != limit or recipe.base != base or recipe.ops is not ops:
+            recipe = self._recipe = _make_recipe(ops, limit, base)
+        # No call in between: all three or none. After an interruption here, ``doubt`` sets everything again, and what
+        # was not changed yet is put back to what it is.
+        self._base, self._now, self._undo, self._simple = base, recipe.now, recipe.undo[:], recipe
+        for put, target in recipe.exact:
+            put(target)
+        for index, put, target in recipe.inexact:
+            self._put_inexact(index, put, target)
+
     def _lower(self, ops: tuple[Op, ...], base: list[int], limit: int) -> None:
+        self._leave_recipe()
         now, undo = self._now, self._undo
         for index, (_, put, exact) in enumerate(ops):
             target = base[index]
@@ -65,23 +117,39 @@ class Levels:
                 undo[index] = base[index]
                 put(target)
             else:
-                # What ``put`` returns is the only way back. The slice is filled by one instruction, so that no
-                # KeyboardInterrupt can come between the change and its record.
-                undo[index : index + 1] = map(put, (target,))  # type: ignore[arg-type]  # an inexact put returns int
+                self._put_inexact(index, put, target)
             now[index] = target
 
+    def _put_inexact(self, index: int, put: Callable[[int], object], target: int) -> None:
+        """What ``put`` returns is the only way back. The slice is filled by one instruction, so that no
+        KeyboardInterrupt can come between the change and its record."""
+        self._undo[index : index + 1] = map(put, (target,))  # type: ignore[arg-type]  # an inexact put returns int
+
+    def _leave_recipe(self) -> None:
+        if self._simple is not None:
+            self._now = self._now.copy()
+            self._simple = None
+
     def _restore(self, ops: tuple[Op, ...], base: list[int]) -> None:
-        undo = self._undo
-        for index, before in enumerate(base):
-            get, put, exact = ops[index]
-            back = undo[index]
-            if back is not None:
-                put(back)
-            elif exact and get() != before:
+        simple = self._simple
+        if simple is not None and simple.ops is ops:
+            for put, before in simple.back:
                 put(before)
+            for get, put, before in simple.kept:
+                if get() != before:
+                    put(before)
+            for index, put, _ in simple.inexact:
+                put(self._undo[index])  # type: ignore[arg-type]  # ``_begin`` has recorded it
+        else:
+            for (get, put, exact), before, back in zip(ops, base, self._undo, strict=False):  # ops may have grown
+                if back is not None:
+                    put(back)
+                elif exact and get() != before:
+                    put(before)
         self._base = None
 
     def _extend(self, ops: tuple[Op, ...], base: list[int]) -> None:
+        self._leave_recipe()
         del self._now[len(base) :], self._undo[len(base) :]  # left by an interrupted call
         for get, _, _ in ops[len(base) :]:
             before = get()
@@ -92,10 +160,12 @@ class Levels:
     def doubt(self) -> None:
         """Somebody else may have set the pools: the next ``hold`` sets all of them again."""
         self.settled = False
+        self._simple = None
         self._now = [0] * len(self._now)
 
     def rebase(self, threads: int) -> None:
         """Lower the baseline itself to ``threads`` at most: what a running limit will put back."""
         if self._base is not None:
+            self._simple = None
             self._base[:] = [min(before, threads) for before in self._base]
             self._undo[:] = [None if back is None else min(back, threads) for back in self._undo]

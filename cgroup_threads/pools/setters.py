@@ -64,10 +64,10 @@ def _mkl(library: ctypes.CDLL, path: str, version: str, detail: str) -> Pool | N
 
 
 def _bind_openblas(controller: Any) -> Pool | None:
-    library = _library(ctypes.CDLL, controller)
+    library, reading = _library(ctypes.CDLL, controller), _library(ctypes.PyDLL, controller)
     path, version = controller.filepath, controller.version or ""
     for prefix, suffix in _OPENBLAS_AFFIXES:
-        get = _reader(library, f"{prefix}openblas_get_num_threads{suffix}")
+        get = _reader(reading, f"{prefix}openblas_get_num_threads{suffix}")  # reads one variable: no lock
         put = _setter(library, f"{prefix}openblas_set_num_threads{suffix}")
         if get is None or put is None:
             continue
