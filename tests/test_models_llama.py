@@ -193,7 +193,8 @@ def generate(llm):
     answer = llm("The capital of France is", max_tokens=8, temperature=0, seed=1)
     return answer["choices"][0]["text"]
 options = {"n_ctx": 64, "verbose": False}
-texts = [generate(llama_cpp.Llama(PATH, n_threads=g, n_threads_batch=b, **options)) for g, b in ((1, 1), (1, 2), (2, 1))]
+counts = ((1, 1), (1, 2), (2, 1))
+texts = [generate(llama_cpp.Llama(PATH, n_threads=g, n_threads_batch=b, **options)) for g, b in counts]
 texts.append(generate(ct.create_llama(PATH, **options)))
 show(len(set(texts)), len(texts[0].strip()) > 0)
 """

@@ -194,7 +194,8 @@ def failure(**arguments):
     except ct.CgroupThreadsError as error:
         return [type(error).__name__, str(error)]
 model = ct.create_sentence_transformer(PATH, tokenizer_kwargs={"model_max_length": 16})
-show(failure(model_kwarg={}), failure(INFERENCE_NUM_THREADS=2), failure(provider_options={})[0], model.tokenizer.model_max_length)
+length = model.tokenizer.model_max_length
+show(failure(model_kwarg={}), failure(INFERENCE_NUM_THREADS=2), failure(provider_options={})[0], length)
 """
     misspelt, top_level, provider, length = encoder_script(script)
     text = "SentenceTransformer() has no argument 'model_kwarg'; did you mean 'model_kwargs'?"

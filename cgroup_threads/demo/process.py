@@ -143,7 +143,12 @@ class ArmProcess:
             self.child.wait()
         self.log.seek(0)
         lines = self.log.read()[-4096:].decode("utf-8", "replace").strip().splitlines()
-        return f"it ended with code {self.child.returncode}" + (f": {lines[-1]}" if lines else "")
+        code = self.child.returncode
+        if code == -signal.SIGILL:
+            # Seen with amx in /proc/cpuinfo of a virtual machine that traps on it.
+            return "illegal instruction: a library was built for another CPU (llama.cpp: build it with GGML_NATIVE=OFF)"
+        end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+        return end + (f": {lines[-1]}" if lines else "")
 
     def close(self) -> None:
         """Kill the arm and wait for it."""

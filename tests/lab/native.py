@@ -79,7 +79,7 @@ def pool_script(script: str, *, modules: tuple[str, ...] = (), timeout: float = 
     for name in modules:
         require_module(name)
     # MKL_DYNAMIC: MKL, and torch with it, would not go above the machine's physical cores.
-    values = {"CGROUP_THREADS_CORES": "4", "MKL_DYNAMIC": "FALSE", **{name: "3" for name in _VARIABLES}, **environ}
+    values = {"CGROUP_THREADS_CORES": "4", "MKL_DYNAMIC": "FALSE", **dict.fromkeys(_VARIABLES, "3"), **environ}
     process = subprocess.Popen(
         [sys.executable, "-c", f"{PRELUDE}{script}\nprint(json.dumps(seen))"],
         env=clean_environ(**values),
