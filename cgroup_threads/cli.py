@@ -7,6 +7,7 @@ standard error), 130 interrupted, 141 the reader of the output went away.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -70,7 +71,8 @@ class _Parser(argparse.ArgumentParser):
     """Usage errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        line = " ".join(message.split())  # an argument may hold newlines
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {line} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,21 +80,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments.insert(0, "report")
+    if sys.stdout is None:  # the caller closed it
+        return _fail("standard output is closed")
     try:
-        options = _build_parser().parse_args(arguments)
-        run: Callable[[argparse.Namespace], int] = options.run
-        code = run(options)
+        code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes standard output once more as it exits: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return EXIT_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except CgroupThreadsError as error:
-        print(f"{PROG}: error: {first_line(error)}", file=sys.stderr)
-        return EXIT_USAGE
+        return _fail(first_line(error))
+    except OSError as error:  # a full disk behind standard output or the temporary directory
+        _abandon_output()
+        return _fail(first_line(error))
     return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        options = _build_parser().parse_args(arguments)
+    except SystemExit as end:  # help, version and usage errors
+        return int(end.code or 0)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _fail(message: str) -> int:
+    if sys.stderr is not None:  # print would take standard output instead
+        print(f"{PROG}: error: {message}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _abandon_output() -> None:
+    """The interpreter flushes standard output once more as it exits: let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -123,6 +146,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "cores", help="print the usable cores, one integer", epilog=_CORES_EPILOG, formatter_class=raw
     )
     cores.add_argument("--rounding", choices=ROUNDINGS, help="how a fractional quota is rounded (default: floor)")
+    cores.add_argument("--json", action="store_true", help="print JSON: the integer, the quota and what bound it")
     cores.set_defaults(run=_cores)
 
     env = commands.add_parser("env", help="print thread variables for a shell", epilog=_ENV_EPILOG, formatter_class=raw)
@@ -199,10 +223,17 @@ def _import_modules(names: Sequence[str]) -> None:
 
 
 def _cores(options: argparse.Namespace) -> int:
-    from .detection import usable_cores
+    from .detection import detect, usable_cores
 
     rounding: Rounding | None = options.rounding
-    print(usable_cores(rounding=rounding))
+    cores = usable_cores(rounding=rounding)
+    if options.json:
+        import json
+
+        limits = detect()
+        print(json.dumps({"usable_cores": cores, "quota": limits.quota, "bound_by": limits.bound_by}))
+    else:
+        print(cores)
     return 0
 
 
@@ -231,14 +262,15 @@ def _demo(options: argparse.Namespace) -> int:
     from .demo.table import render, to_json
     from .demo.workloads import choose_workload
 
-    with ending_on_signals():
+    progress = Progress(options.quiet or options.json)
+    with ending_on_signals(), contextlib.closing(progress):
         result = run_demo(
             choose_workload(options.workload, options.model),
             callers=options.callers,
             seconds=options.seconds,
             rounds=options.rounds,
             quota=options.quota,
-            tick=Progress(options.quiet or options.json),
+            tick=progress,
         )
     print(to_json(result) if options.json else render(result))
     return 0

@@ -1,4 +1,4 @@
-"""Import hooks for libraries that no thread variable reaches. On the import path: it loads nothing by itself."""
+"""Import hooks for libraries that no thread variable reaches or that misread ours. It loads nothing by itself."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def install() -> None:
     when_imported("llama_cpp.llama", _llama)
     when_imported("llama_cpp.server.settings", _llama_server_settings)
     when_imported("llama_cpp.server.model", _llama_server_model)
+    when_imported("joblib._parallel_backends", _joblib)
 
 
 def _llama(module: ModuleType) -> None:
@@ -33,3 +34,9 @@ def _llama_server_model(module: ModuleType) -> None:
     from .llama_hook import govern_server_model
 
     govern_server_model(module)
+
+
+def _joblib(module: ModuleType) -> None:
+    from .joblib import govern_workers
+
+    govern_workers(module)

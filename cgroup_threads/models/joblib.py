@@ -12,20 +12,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..importing import when_imported
 from ..notices import Notice
 from ..state import process
 
 _METHOD = "_prepare_worker_env"  # joblib 0.14 and newer: loky's workers alone get an environment
 
 
-def install() -> None:
-    """Divide the computed variables among joblib's workers, now or as soon as joblib is imported."""
-    when_imported("joblib._parallel_backends", govern_workers)
-
-
 def govern_workers(module: ModuleType) -> None:
-    """Wrap the method once for each import of the module."""
+    """Divide the computed variables among joblib's workers: wraps the method once for each import of the module."""
     backend: Any = getattr(module, "ParallelBackendBase", None)
     original = getattr(backend, _METHOD, None)
     if original is None:

@@ -84,7 +84,7 @@ def _judge_pools(evidence: Evidence) -> Iterator[Notice]:
             continue
         deciding = _deciding_variable(evidence, pool_kind(pool.name))
         if pool.threads > usable:
-            message = f"{pool.name} would run {pool.threads} threads on {usable} usable cores ({_scope(pool)})"
+            message = f"{pool.name} would run {pool.threads} threads on {_cores(usable)} ({_scope(pool)})"
             yield Notice("pool-oversubscribed", message, "problem", _oversubscription_fix(evidence, pool))
         elif deciding is not None and deciding[1].strip().isdigit() and pool.threads > int(deciding[1].strip()):
             message = f"{deciding[0]} asks for {deciding[1].strip()} threads, {pool.name} reports {pool.threads}"
@@ -101,6 +101,10 @@ def _judge_pools(evidence: Evidence) -> Iterator[Notice]:
 
 
 _BLAS: Final = ("openblas", "mkl", "blis", "flexiblas")
+
+
+def _cores(usable: int) -> str:
+    return "1 usable core" if usable == 1 else f"{usable} usable cores"
 
 
 def _scope(pool: PoolState) -> str:
@@ -171,7 +175,7 @@ def _judge_threads(evidence: Evidence) -> Iterator[Notice]:
     usable = evidence.plan.usable
     running = sum(group.running for group in evidence.threads)
     if running > 2 * usable:
-        message = f"{running} threads of this process are runnable right now on {usable} usable cores"
+        message = f"{running} threads of this process are runnable right now on {_cores(usable)}"
         yield Notice("threads-runnable", message, "warning", "lower pool sizes or calls in flight")
     if evidence.pressure is not None and evidence.pressure.avg10 >= PRESSURE_SHOWN:
         where = "of this machine" if evidence.pressure.file.startswith("/proc/") else "of this cgroup"

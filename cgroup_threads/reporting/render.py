@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os.path
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from ..detection.cpulist import format_cpulist
@@ -15,7 +17,7 @@ from .counters import Throttling
 from .records import Evidence, VariableState
 
 SCHEMA: Final = 1  # raised when a key changes its meaning or goes away; new keys do not raise it
-WIDTH: Final = 110
+WIDTH: Final = 100
 MAX_LEVELS: Final = 6
 MAX_GROUPS: Final = 6
 MAX_NOTICES: Final = 12
@@ -65,6 +67,8 @@ def _why(evidence: Evidence) -> str:
         return f" ({_cores(limits.quota)}{rounded})"
     if limits.bound_by in ("affinity", "cpuset"):
         return f" ({limits.width} of {_plural(limits.host_cpus, 'host CPU')})"
+    if limits.bound_by == "host":
+        return f" ({_plural(limits.host_cpus, 'CPU')}, nothing below)"
     if limits.bound_by == "scheduler" and limits.scheduler is not None:
         return f" ({limits.scheduler.scheduler})"
     return ""
@@ -111,6 +115,9 @@ def _quota_rows(limits: CpuLimits) -> list[tuple[str, str, str]]:
 
 def _level(level: CgroupLevel) -> str:
     raw = "is not there" if level.raw is None else f"is {shown(level.raw)}"
+    if level.version == 1 and level.raw is not None and " " in level.raw:
+        quota, _, period = level.raw.partition(" ")  # v1 has a file for each
+        raw = f"is {shown(quota)}, period {shown(period)}"
     return f"cgroup v{level.version} {_path(level.file)} {raw}"
 
 
@@ -189,6 +196,7 @@ def _pools(evidence: Evidence) -> list[str]:
         lines += _columns([("", "threads", "scope", ""), *rows])
     else:
         lines.append("  no native library with a thread pool is loaded in this process")
+        lines.append("  (in yours, print(cgroup_threads.report()) shows them)")
     if evidence.threads:
         total = sum(group.threads for group in evidence.threads)
         running = sum(group.running for group in evidence.threads)
@@ -209,18 +217,25 @@ def _scope(pool: PoolState) -> str:
 
 
 def _pool_detail(pool: PoolState) -> str:
-    file = os.path.basename(pool.path) if pool.path else ""
-    return ", ".join(shown(part, 60)[1:-1] for part in (pool.detail, file) if part)
+    """The library's file (of a Python module its name says enough) and the detail, without what the scope says."""
+    file = "" if pool.path.endswith(".py") else os.path.basename(pool.path)
+    parts = [part.strip() for part in pool.detail.split(";")]
+    parts = [
+        part for part in parts if not re.search(r"\b(for the process|has its own count|of the calling thread)$", part)
+    ]
+    return ", ".join(shown(part, 60)[1:-1] for part in (file, *parts) if part)
 
 
 def _findings(title: str, notices: Sequence[Notice]) -> list[str]:
     if not notices:
         return []
     lines = [title]
-    for notice in notices[:MAX_NOTICES]:
-        lines += _wrap(notice.message, "  - ")
-        if notice.fix:
-            lines += _wrap(notice.fix, "    fix: ")
+    for fix, group in groupby(notices[:MAX_NOTICES], key=lambda notice: notice.fix):
+        messages = [notice.message for notice in group]
+        for message in messages:
+            lines += _wrap(message, "  - ")
+        if fix:
+            lines += _wrap(fix, "    fix: " if len(messages) == 1 else f"    fix for these {len(messages)}: ")
     if len(notices) > MAX_NOTICES:
         lines.append(f"  and {len(notices) - MAX_NOTICES} more (--json has all)")
     return lines
