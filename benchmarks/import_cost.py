@@ -26,6 +26,8 @@ sys.path[:0] = sys.argv[2:]
 wall, cpu = time.perf_counter_ns(), time.process_time_ns()
 __import__(sys.argv[1])
 print(time.perf_counter_ns() - wall, time.process_time_ns() - cpu, len(sys.modules))
+if sys.argv[1] == "cgroup_threads" and "CGROUP_THREADS_APPLIED" not in os.environ:
+    sys.exit("cgroup_threads has set nothing: its import did not finish")
 """
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import importlib
 import json
 import random
 import subprocess
@@ -35,6 +36,7 @@ class Counts:
     def __init__(self) -> None:
         from threadpoolctl import ThreadpoolController
 
+        importlib.import_module("numpy")  # brings OpenBLAS
         self.openmp = ctypes.CDLL("libgomp.so.1")
         self.blas = next(c for c in ThreadpoolController().lib_controllers if c.user_api == "blas")
         self.openmp.omp_set_num_threads(BASELINE)

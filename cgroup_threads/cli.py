@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(first_line(error))
     except OSError as error:  # a full disk behind standard output or the temporary directory
         _abandon_output()
-        return _fail(first_line(error))
+        return _fail(": ".join(str(part) for part in (error.filename, error.strerror) if part) or first_line(error))
     return code
 
 

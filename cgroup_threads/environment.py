@@ -1,7 +1,6 @@
 """The effect: a plan becomes environment variables of this process or of a child, and can be taken back."""
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 import os
 import sys
 from collections.abc import Collection
@@ -51,14 +50,15 @@ def apply(plan: ThreadPlan | None = None) -> Applied:
         before = process.applied
         if before is not None and plan in (None, before.plan):
             return before
-        origin = before.origin if before is not None else _find_origin(None)
+        place = None
         if plan is None:
             from .detection import detect
 
             limits = detect()
             process.note(*limits.notices)
             plan = planning.plan(limits)
-            origin = _find_origin(limits.levels[0].path if limits.levels else None)
+            place = limits.levels[0].path if limits.levels else None
+        origin = before.origin if before is not None else _find_origin(place)
         environ = _copy_environ()
         inherited, notices = (None, []) if before is not None else _inherit(environ, origin)
         held = computed_values(environ, inherited.values if inherited else before.set if before else {})
@@ -222,8 +222,9 @@ def _find_origin(cgroup: str | None) -> Origin:
     except (OSError, ValueError):
         place = "-"
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii", errors="replace") as file:
-            boot = "".join(c for c in file.read(64) if c.isalnum() or c == "-")
+        # UTF-8: the codec for ASCII would be a module to load.
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8", errors="replace") as file:
+            boot = "".join(c for c in file.read(64) if c.isascii() and (c.isalnum() or c == "-"))
     except OSError:
         boot = ""
     return Origin(place, boot or "-")

@@ -4,8 +4,7 @@ Format: ``1;<device:inode of the cgroup or ->;<boot id or ->;NAME=value,NAME=val
 names outside the table are ignored, and anything else that does not fit makes the whole marker count as missing.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

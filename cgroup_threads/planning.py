@@ -1,7 +1,6 @@
 """From limits and settings to thread counts. Pure, but for ``plan`` which detects the limits it was not given."""
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from typing import NamedTuple
 
 from .detection.records import CpuLimits

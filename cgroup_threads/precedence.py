@@ -4,8 +4,7 @@ Order: the user's library variables, then the computed ones; CGROUP_THREADS_OVER
 no value (libgomp would complain and use all processors).
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,7 @@
 Every value is hostile input: blank means unset, junk means the default and a notice, never an exception.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, cast
 

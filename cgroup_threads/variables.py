@@ -1,7 +1,6 @@
 """The thread variables of native libraries: one table that feeds the code, the report and docs/variables.md. Pure."""
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from collections.abc import Collection
 from typing import Final, Literal, NamedTuple
 

@@ -119,3 +119,21 @@ def test_the_mask_and_the_quota_are_both_read(tmp_path: Path) -> None:
 def test_roundings(tmp_path: Path) -> None:
     limits = ct.detect(lay(tmp_path, V2), affinity=8)
     assert [limits.usable(rounding) for rounding in ("floor", "ceil", "round")] == [1, 2, 2]
+
+
+def test_a_mount_that_another_one_covers_is_not_asked(tmp_path: Path) -> None:
+    """mountinfo lists a covered tree first; what lies at its path now belongs to the mount over it."""
+    mounts = (
+        "30 22 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+        "40 30 0:40 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+        "41 40 0:26 /pod /sys/fs/cgroup/here rw - cgroup2 cgroup2 rw\n"
+    )
+    files = {
+        "/proc/self/cgroup": "0::/pod/box\n",
+        "/proc/self/mountinfo": mounts,
+        "/sys/fs/cgroup/pod/box/cpu.max": "50000 100000\n",
+        "/sys/fs/cgroup/here/box/cpu.max": "300000 100000\n",
+    }
+    limits = ct.detect(lay(tmp_path, files), affinity=8)
+    assert limits.quota == 3.0
+    assert all("/here" in level.path for level in limits.levels)

@@ -1,4 +1,7 @@
-"""Real cgroup v1 groups and a real container: the right answer in each."""
+"""Real cgroup v1 groups and a real container: the right answer in each.
+
+D01 and D06 (the group is not where the mount is), D10 (quota and cpuset together), D28 (a mask hides no quota).
+"""
 
 from __future__ import annotations
 
@@ -19,3 +22,7 @@ def test_layout(layout: Layout) -> None:
     quotas = [quota for quota in (layout.quota, layout.parent_quota) if quota is not None]
     assert answer["quota"] == min(quotas, default=None), answer
     assert answer["status"] == ("limited" if quotas else "unlimited"), answer
+    if layout.cpus == "0":  # one CPU is less than any quota above it
+        assert (answer["cpuset"], answer["bound_by"]) == ([0], "cpuset"), answer
+    elif usable == 1:
+        assert answer["bound_by"] == "quota", answer

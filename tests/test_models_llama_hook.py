@@ -23,6 +23,7 @@ def test_both_counts_in_every_import_order(order: str) -> None:
 
 
 def test_what_is_missing_is_filled_and_what_is_given_is_kept() -> None:
+    """Field cases M02 and M03: never a default of the library's, and never 0 or -1."""
     cases: list[tuple[dict[str, int | None], list[int]]] = [
         ({}, [3, 3]),
         ({"n_threads": 1}, [1, 3]),
@@ -131,6 +132,48 @@ show(counts(Quiet(PATH)), counts(Quiet(PATH, 2)), counts(Plain(model_path=PATH, 
     assert llama_script(script) == [[3, 3], [2, 3], [3, 3], [3, 3], [3, 3]]
 
 
+def test_from_pretrained_passes_through() -> None:
+    script = """
+import os, sys, types
+hub = types.ModuleType("huggingface_hub")  # offline: what from_pretrained asks of it, answered from the directory
+class HfFileSystem:
+    def ls(self, repo_id, recursive): return [f"{repo_id}/{os.path.basename(PATH)}"]
+hub.HfFileSystem, hub.hf_hub_download = HfFileSystem, lambda **arguments: PATH
+hub.utils = types.ModuleType("huggingface_hub.utils")
+hub.utils.validate_repo_id = lambda repo_id: None
+sys.modules |= {"huggingface_hub": hub, "huggingface_hub.utils": hub.utils}
+import cgroup_threads
+from llama_cpp import Llama
+name, directory = os.path.basename(PATH), os.path.dirname(PATH)
+show(counts(Llama.from_pretrained("owner/model", name, local_dir=directory, **COMMON)),
+     counts(Llama.from_pretrained("owner/model", name, local_dir=directory, n_threads=1, **COMMON)))
+"""
+    assert llama_script(script) == [[3, 3], [1, 3]]
+
+
+def test_a_constructor_that_takes_counts_by_position_is_left_alone() -> None:
+    script = """
+import types
+import cgroup_threads
+from cgroup_threads.models.llama_hook import govern_llama
+class Old:
+    def __init__(self, model_path, n_threads=None, *, n_threads_batch=None):
+        self.counts = [n_threads, n_threads_batch]
+    def __getstate__(self): return {}
+class Without:
+    def __init__(self, model_path): pass
+    def __getstate__(self): return {}
+for cls in (Old, Without):
+    govern_llama(types.SimpleNamespace(Llama=cls))
+Without("path")
+from cgroup_threads.state import process
+show(Old("path", 2).counts, Old("path").counts, [n.message for n in process.notices if n.code == "llama-hook-failed"])
+"""
+    start = "thread counts of llama_cpp left as they came: TypeError: Llama() takes"
+    messages = [f"{start} n_threads_batch by keyword", f"{start} none of them by keyword"]
+    assert llama_script(script) == [[2, 3], [None, 3], messages]
+
+
 def test_speculative_decoding_fills_the_counts_too() -> None:
     script = """
 import cgroup_threads
@@ -188,6 +231,14 @@ def test_a_pickle_remembers_which_count_was_ours() -> None:
     # A process with another plan fills in its own; one without us takes the numbers as they are.
     assert llama_script("import cgroup_threads" + load, CGROUP_THREADS_CORES="1") == [[2, 1]]
     assert llama_script(load) == [[2, 3]]
+
+
+def test_a_count_changed_since_is_the_callers() -> None:
+    script = PICKLE + (
+        "llm = Llama(PATH, **COMMON)\nllm.context_params.n_threads = 1\n"
+        "show(counts(pickle.loads(pickle.dumps(llm))), llm.__getstate__()['_cgroup_threads_filled'])"
+    )
+    assert llama_script(script) == [[1, 3], ["n_threads_batch"]]
 
 
 def test_a_pickle_without_our_counts_is_the_librarys_own() -> None:

@@ -46,6 +46,7 @@ show(type(model) is SentenceTransformer, torch.get_num_threads(), torch.get_num_
 
 
 def test_torch_is_lowered_where_the_environment_came_too_late() -> None:
+    """Field cases E02 (variables after the library), L07 (set in the main thread, asked in another)."""
     script = """
 import torch
 torch.set_num_threads(2)
@@ -73,8 +74,25 @@ show(torch.get_num_threads(), codes())
     assert encoder_script(script, CGROUP_THREADS_CORES="3") == [1, []]
 
 
+def test_the_users_own_variable_is_kept_and_warned_of() -> None:
+    script = """
+import cgroup_threads as ct, torch, warnings
+before = torch.get_num_threads()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    ct.create_sentence_transformer(PATH)
+warned = [str(w.message) for w in caught if w.category is ct.CgroupThreadsWarning]
+show(before, torch.get_num_threads(), warned, codes())
+"""
+    text = "torch has 2 threads of OMP_NUM_THREADS, above the 1 usable cores"
+    environ = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "MKL_DYNAMIC": "FALSE"}
+    before, after, messages, found = encoder_script(script, **environ)
+    assert (before, after, found) == (2, 2, [])
+    assert messages == [text]
+
+
 def test_a_latched_inter_op_count_becomes_a_notice() -> None:
-    """Field case: a second call, or one after parallel work, raises RuntimeError in torch."""
+    """Field case L08: a second call, or one after parallel work, raises RuntimeError in torch."""
     script = """
 import torch
 torch.set_num_interop_threads(2)
@@ -107,7 +125,7 @@ show(calls, codes())
 
 
 def test_mkl_and_openmp_are_told_the_same() -> None:
-    """Field case: torch follows MKL_NUM_THREADS where it differs from OMP_NUM_THREADS."""
+    """Field case E09: torch follows MKL_NUM_THREADS where it differs from OMP_NUM_THREADS."""
     script = """
 import cgroup_threads as ct, os
 import torch
@@ -118,7 +136,7 @@ show(os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"], torch.get_num
 
 
 def test_numba_does_not_bring_torch_back_up() -> None:
-    """Field case: numba's first parallel work sets the shared OpenMP count again."""
+    """Field case L09: numba's first parallel work sets the shared OpenMP count again."""
     require_module("numba")
     script = """
 import cgroup_threads as ct
@@ -132,7 +150,7 @@ show(torch.get_num_threads(), numba.get_num_threads())
 
 
 def test_many_threads_add_no_openmp_team_of_their_own() -> None:
-    """Field case: each request thread that enters OpenMP got a team of host size, until thread creation failed."""
+    """Field case S01: each request thread that enters OpenMP got a team of host size, until thread creation failed."""
     script = """
 import cgroup_threads as ct
 import os, threading
@@ -233,7 +251,7 @@ def test_onnx_options_are_made_with_the_plans_counts() -> None:
 
 
 def test_onnx_stops_spinning_under_a_quota() -> None:
-    """Field case: idle pools of several sessions kept cores busy."""
+    """Field case L17: idle pools of several sessions kept cores busy."""
     require_module("onnxruntime")
     arguments, _ = onnx_arguments({"file_name": "onnx/model.onnx"}, make_plan(2, quota_binds=True))
     assert arguments["session_options"].get_session_config_entry(SPINNING) == "0"

@@ -76,11 +76,16 @@ def worker():
     # The thread's first use of torch is inside the block: torch's set-up of the thread would end the limit.
     with ct.limit_threads(1): counts = [torch.get_num_threads()]
     return counts + [torch.get_num_threads()]
-out = []
-thread = threading.Thread(target=lambda: out.append(worker())); thread.start(); thread.join()
-seen["worker"], seen["main"] = out[0], torch.get_num_threads()
+def in_thread():
+    out = []
+    thread = threading.Thread(target=lambda: out.append(worker())); thread.start(); thread.join()
+    return out[0]
+seen["followed"] = in_thread()
+torch.set_num_threads(4)  # what every later thread sets itself to
+seen["set"] = in_thread()
+seen["main"] = torch.get_num_threads()
 """
-    assert pool_script(script, modules=("torch",)) == {"worker": [1, 3], "main": 3}
+    assert pool_script(script, modules=("torch",)) == {"followed": [1, 3], "set": [1, 4], "main": 4}
 
 
 def test_mkl_rt() -> None:
@@ -152,10 +157,13 @@ library = ctypes.CDLL({compiled(source, tmp_path / "libflexiblas.so.3")!r})
 seen["counts"] = watch(library.flexiblas_get_num_threads)
 library.flexiblas_set_num_threads(-1)
 with ct.limit_threads(2): seen["unset"] = library.flexiblas_get_num_threads()
+from cgroup_threads.pools import describe
+seen["described"] = [pool.threads for pool in describe() if pool.name == "flexiblas"]
 """
     seen = pool_script(script)
     assert followed(seen["counts"], baseline=3)
     assert seen["unset"] == -1, "nobody had set a count: the library runs one thread, and must go on so"
+    assert seen["described"] == [1]
 
 
 def test_module_pools() -> None:
@@ -235,6 +243,8 @@ seen["blas after"] = openblas()
 
 def test_a_library_opened_inside_a_block() -> None:
     script = f"""
+for _ in range(2):
+    with ct.limit_threads(1): pass  # all modules of our own are imported, and no library is news any more
 with ct.limit_threads(1):
     library = ctypes.CDLL({debian_library("libgomp1", "libgomp.so.1")!r})
     with ct.limit_threads(1): seen["next"] = library.omp_get_max_threads()

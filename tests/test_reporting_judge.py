@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cgroup_threads.detection.records import Topology
 from cgroup_threads.notices import Notice
 from cgroup_threads.reporting.counters import Pressure, ThreadGroup, Throttling
 from cgroup_threads.reporting.judge import find_problems, pool_kind
@@ -78,6 +77,8 @@ def test_l12_numpy_without_a_blas_that_can_be_set() -> None:
     assert find("no-controllable-blas", modules=("numpy",)) is not None
     assert find("no-controllable-blas", modules=("numpy",), pools=(make_pool("openblas"),)) is None
     assert find("no-controllable-blas", modules=("torch",)) is None
+    unseen = (Notice("pools-unseen", "no /proc", "warning"),)
+    assert find("no-controllable-blas", modules=("numpy",), notices=unseen) is None
 
 
 def test_e23_throttling_over_an_interval() -> None:
@@ -96,8 +97,16 @@ def test_e23_throttling_over_an_interval() -> None:
     [(10, 10, None), (100, 4, None), (100, 10, "warning"), (100, 30, "problem"), (0, 0, None)],
 )
 def test_how_much_throttling_matters(periods: int, throttled: int, level: str | None) -> None:
-    notice = find("throttled", throttling=Throttling("cpu.stat", periods, throttled, 1.0))
+    notice = find("throttled", throttling=Throttling("cpu.stat", periods, throttled, 1.0), interval=10.0)
     assert (notice.level if notice else None) == level
+
+
+def test_throttling_since_the_start_may_be_over() -> None:
+    notice = find("throttled", throttling=Throttling("cpu.stat", 100, 90, 1.0), limits=make_limits(quota=1.0))
+    assert notice is not None
+    assert notice.level == "warning"
+    assert "the quota of 1 core stopped this group in 90 % of periods since it was made" in notice.message
+    assert "--interval 10" in notice.fix
 
 
 def test_below_one_core_throttling_cannot_be_mended_by_threads() -> None:
@@ -121,22 +130,6 @@ def test_s05_fork_after_an_openmp_pool() -> None:
     assert find("fork-after-openmp", pools=pools, start_method="spawn") is None
     assert find("fork-after-openmp", pools=(make_pool(threads=1),), start_method="fork") is None
     assert find("fork-after-openmp", pools=(make_pool("openblas", 2),), start_method="fork") is None
-
-
-def test_m05_hybrid_cpus_get_a_hint() -> None:
-    topology = Topology(10, performance_cpus=frozenset(range(12)), performance_cores=6)
-    limits = make_limits(quota=None, cpus=20, host=20, physical_cores=14, topology=topology)
-    notice = find("hybrid-cpu", limits=limits)
-    assert notice is not None
-    assert notice.level == "info"
-    assert "12 of 20 CPUs" in notice.message
-    assert "6 cores" in notice.message
-    assert "taskset -c 0-11" in notice.fix
-
-
-def test_m05_a_mask_of_fast_cpus_only_needs_no_hint() -> None:
-    topology = Topology(4, performance_cpus=frozenset(range(8)), performance_cores=4)
-    assert find("hybrid-cpu", limits=make_limits(quota=None, cpus=8, topology=topology)) is None
 
 
 def test_e20_address_space_limit() -> None:

@@ -123,10 +123,47 @@ def test_malformed_and_late_variables_are_marked() -> None:
 def test_l15_pools_show_count_and_scope() -> None:
     rows = {line.split()[0]: line for line in show(make_rich_evidence()).splitlines() if line.startswith("  ")}
     assert "64       calling thread" in rows["libgomp"]
-    assert "2        process, shared pool  pthreads, libscipy_openblas64_-fdde.so" in rows["openblas"]
+    assert "2        process, shared pool  libscipy_openblas64_-fdde.so, pthreads" in rows["openblas"]
     assert "14 native threads (3 run Python, 3 runnable now): python3.11 x 12, openblas x 2" in show(
         make_rich_evidence()
     )
+
+
+def test_details_do_not_repeat_the_scope() -> None:
+    pools = (
+        make_pool("numexpr", path="/venv/numexpr/__init__.py", detail="one pool for the process; backend threads"),
+        make_pool("mkl", path="/venv/libmkl.so", detail="each thread has its own count"),
+    )
+    lines = show(make_evidence(pools=pools)).splitlines()
+    assert "  numexpr 1.0  2        calling thread  backend threads" in lines
+    assert "  mkl 1.0      2        calling thread  libmkl.so" in lines
+
+
+def test_no_pools_and_pools_that_cannot_be_seen_are_told_apart() -> None:
+    assert "no native library with a thread pool is loaded" in show(make_evidence())
+    text = show(make_evidence(notices=(Notice("pools-unseen", "maps", "warning"),)))
+    assert "no native library" not in text
+    assert "unknown: which libraries are loaded could not be read" in text
+
+
+def test_v1_quota_and_period_are_two_values() -> None:
+    level = CgroupLevel(1, "/g", "/g/cpu.cfs_quota_us", "150000 100000", 1.5)
+    text = show(make_evidence(make_limits(quota=1.5, levels=(level,))))
+    assert "cgroup v1 /g/cpu.cfs_quota_us is '150000', period '100000'" in text
+
+
+def test_where_nothing_limits_the_first_line_tells_whether_the_quota_is_known() -> None:
+    limits = make_limits(quota=None, cpus=2, host=2, bound_by="host")
+    assert "(2 CPUs, no smaller limit)" in show(make_evidence(limits)).splitlines()[0]
+    unknown = limits._replace(status="unknown")
+    assert "(2 CPUs, the quota is unknown)" in show(make_evidence(unknown)).splitlines()[0]
+
+
+def test_findings_with_one_fix_share_it() -> None:
+    notices = [Notice("n", f"finding {number}", "warning", "do this") for number in range(3)]
+    lines = show(make_evidence(notices=(*notices, Notice("m", "other", "warning", "do that")))).splitlines()
+    start = lines.index("  - finding 0")
+    assert lines[start + 3 :] == ["    fix for these 3: do this", "  - other", "    fix: do that"]
 
 
 def test_problems_come_with_their_fix() -> None:

@@ -1,8 +1,8 @@
 """One arm of the demo, in a process of its own: loads the workload, then runs a round for each line it is sent.
 
-Protocol, one JSON object a line: on standard output ``{"ready": detail}``, then for each ``{"seconds": s}`` read from
-standard input one ``{"latencies": [seconds], "elapsed": seconds}``; ``{"error": text}`` where it failed. It ends when
-its input ends.
+Protocol, one JSON object a line: on standard output ``{"loaded": true}``, ``{"ready": detail}`` after a first call,
+then for each ``{"seconds": s}`` read from standard input one ``{"latencies": [seconds], "elapsed": seconds}``;
+``{"error": text}`` where it failed. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def main(config: str) -> None:
     options = json.loads(config)
     try:
         calls = build_calls(Workload(*options["workload"]), options["callers"], options["governed"])
+        print(json.dumps({"loaded": True}), file=channel, flush=True)
         calls.call(0)  # first use loads kernels and makes pools
     except Exception as error:  # noqa: BLE001  # whatever a library raises while loading ends the demo with its text
         print(json.dumps({"error": describe(error)}), file=channel, flush=True)

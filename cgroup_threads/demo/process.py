@@ -36,11 +36,11 @@ main(sys.argv[2])
 
 
 class DemoError(CgroupThreadsError, RuntimeError):
-    """An arm of the demo failed; ``arm`` is its name."""
+    """An arm of the demo failed; ``arm`` is its name, or empty where none could be started."""
 
     def __init__(self, arm: str, reason: str) -> None:
         self.arm = arm
-        super().__init__(f"demo, arm {arm!r}: {reason}")
+        super().__init__(f"demo, arm {arm!r}: {reason}" if arm else f"demo: {reason}")
 
 
 class Answer(NamedTuple):
@@ -146,7 +146,8 @@ class ArmProcess:
         code = self.child.returncode
         if code == -signal.SIGILL:
             # Seen with amx in /proc/cpuinfo of a virtual machine that traps on it.
-            return "illegal instruction: a library was built for another CPU (llama.cpp: build it with GGML_NATIVE=OFF)"
+            fix = "llama.cpp: build it with GGML_NATIVE=OFF, or try --workload"
+            return f"illegal instruction: a library was built for another CPU ({fix})"
         end = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
         return end + (f": {lines[-1]}" if lines else "")
 

@@ -56,7 +56,10 @@ def _enable_cpu_controller(directory: str) -> str:
 
 
 def create_group(limits: CpuLimits, cores: float) -> QuotaGroup | Refusal:
-    """Make a sub-cgroup of this process's own group with a quota of ``cores``; it stays empty."""
+    """Make a sub-cgroup of this process's own group with a quota of ``cores``; it stays empty.
+
+    Its weight is the highest there is: the quota is to be measured, and not how busy the neighbours are.
+    """
     if not limits.levels:
         return Refusal("no cgroup of this process is visible")
     own = limits.levels[0]
@@ -74,9 +77,11 @@ def create_group(limits: CpuLimits, cores: float) -> QuotaGroup | Refusal:
     try:
         if own.version == 2:
             _write(f"{directory}/cpu.max", f"{quota} {PERIOD_US}")
+            _write(f"{directory}/cpu.weight", "10000")
         else:
             _write(f"{directory}/cpu.cfs_period_us", str(PERIOD_US))
             _write(f"{directory}/cpu.cfs_quota_us", str(quota))
+            _write(f"{directory}/cpu.shares", "262144")
     except OSError as error:
         remove_group(group)
         return Refusal(f"cannot set a quota in {directory}: {error.strerror}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from ..notices import shown
 from . import ArmResult, DemoResult
 
 SCHEMA: Final = 1
+WIDTH: Final = 80
+SMALL_GAP: Final = 4  # visible CPUs over the quota
 
 
 class Row(NamedTuple):
@@ -46,7 +50,7 @@ def summarise(arm: ArmResult) -> Row:
         rate=statistics.median(len(r.latencies) / r.elapsed for r in arm.rounds) if arm.rounds else None,
         p50=quantile(calls, 0.50) if calls else None,
         p95=quantile(calls, 0.95) if calls else None,
-        threads=max(measured.threads for measured in arm.rounds) if arm.rounds else None,
+        threads=max((measured.threads for measured in arm.rounds), default=0) or None,  # 0: there is no /proc
         throttled=throttled / periods if periods else None,
         gave_up_after=arm.gave_up_after,
     )
@@ -106,6 +110,10 @@ def to_json(result: DemoResult) -> str:
 def remarks(result: DemoResult) -> list[str]:
     """What a reader must know before believing the figures."""
     found: list[str] = []
+    for arm in result.arms:
+        if arm.gave_up_after is not None:
+            what = f"a round of {result.seconds:g} s" if arm.detail else "its first call"
+            found.append(f"{arm.name}: {what} had not ended after {arm.gave_up_after:g} s, and was given up.")
     if result.quota is None:
         reason = f" ({result.quota_refused})" if result.quota_refused else ""
         found.append(f"No CPU quota is in force{reason}: these figures do not show the fault, which needs one.")
@@ -115,15 +123,17 @@ def remarks(result: DemoResult) -> list[str]:
         found.append("The quota is not below the visible CPUs: these figures do not show the fault.")
     if result.workload.kind == "numpy":
         found.append(
-            "Only numpy was used: its pool hardly spins, so these figures do not show the fault. "
+            "Only numpy was used: these figures do not show the fault, which is that of inference libraries. "
             "Install llama-cpp-python or sentence-transformers and pass --model."
         )
     if result.user_variables:
-        found.append(f"Your environment sets {', '.join(result.user_variables)}: both arms keep it.")
+        names = ", ".join(shown(text)[1:-1] for text in result.user_variables)
+        found.append(f"Your environment sets {names}: both arms keep it.")
     if result.quota is not None and result.cpus > result.quota:
+        gap = ", a small gap" if result.cpus <= SMALL_GAP * result.quota else ""
         found.append(
-            f"Libraries see {result.cpus} CPUs here and the quota is {result.quota:g}: the wider this gap, "
-            "the worse the first row."
+            f"Libraries see {result.cpus} CPUs here and the quota is {result.quota:g}{gap}: "
+            "the wider the gap, the worse they choose."
         )
     return found
 
@@ -131,37 +141,45 @@ def remarks(result: DemoResult) -> list[str]:
 def render(result: DemoResult) -> str:
     """The table with what it was measured under."""
     rows = [summarise(arm) for arm in result.arms]
-    quota = "no quota" if result.quota is None else f"quota {result.quota:g} cores ({result.quota_directory})"
+    if result.quota is None:
+        quota = "no CPU quota"
+    else:
+        cores = "1 core" if result.quota == 1 else f"{result.quota:g} cores"
+        quota = f"CPU quota of {cores} ({shown(result.quota_directory, 200)[1:-1]})"
+    callers = "1 caller" if result.callers == 1 else f"{result.callers} callers at once"
     lines = [
-        result.workload.title,
-        f"{result.callers} concurrent callers, rounds of {result.seconds:g} s taking turns, "
-        f"{result.cpus} CPUs visible, {quota}",
+        shown(result.workload.title, 200)[1:-1],
+        f"{callers}, rounds of {result.seconds:g} s taking turns, {result.cpus} CPUs visible",
+        quota,
         "",
-        _line("arm", "calls/s", "p50 ms", "p95 ms", "threads", "throttled"),
-        *(_row(row, result.callers) for row in rows),
+        _line("", "calls/s", "p50 ms", "p95 ms", "threads", "throttled"),
+        *(_row(row) for row in rows),
     ]
     ratio = compare(rows)
     if any(ratio.values()):
         cells = [f"{value:.2f}x" if value else "-" for value in ratio.values()]
-        lines.append(_line("ratio (above 1: governed is better)", *cells, "", ""))
+        lines.append(_line("better when governed", *cells, "", ""))
     lines.append("")
-    lines += [f"{row.name}: {row.detail}" for row in rows if row.detail]
-    lines += remarks(result)
+    for text in [f"{row.name}: {row.detail}" for row in rows if row.detail] + remarks(result):
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _row(row: Row, callers: int) -> str:
-    if row.gave_up_after is not None:
-        cells = [f"< {callers / row.gave_up_after:.2g}", f"> {1000 * row.gave_up_after:.0f}", "> limit"]
-    else:
-        cells = [f"{row.rate:.1f}", f"{row.p50:.0f}", f"{row.p95:.0f}"] if row.rate else ["-", "-", "-"]
+def _row(row: Row) -> str:
     return _line(
         row.name,
-        *cells,
+        *(figure(value) for value in (row.rate, row.p50, row.p95)),
         "-" if row.threads is None else str(row.threads),
         "-" if row.throttled is None else f"{100 * row.throttled:.0f} %",
     )
 
 
+def figure(value: float | None) -> str:
+    """Three digits that count: 0.0213, 3.46, 17.2, 1234."""
+    if value is None:
+        return "-"
+    return f"{value:#.3g}".rstrip(".") if 1e-4 < value < 999.5 else f"{value:.0f}"
+
+
 def _line(name: str, *cells: str) -> str:
-    return (f"{name:<36}" + "".join(f"{cell:>10}" for cell in cells)).rstrip()
+    return (f"{name:<26}" + "".join(f"{cell:>10}" for cell in cells)).rstrip()

@@ -5,8 +5,7 @@ libiomp5 the one that uses them first) to a single place. That is a placement of
 but ``sched_getaffinity`` shows nothing else from then on, and new threads and children inherit it.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -6,17 +6,16 @@ visible level up to the mount root is read and the smallest ratio of quota to pe
 are not limits and are not read.
 """
 
-from __future__ import annotations
-
-from math import inf
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from typing import Final, NamedTuple
 
 from ..notices import Notice, shown
 from .cpulist import parse_cpulist, parse_number
 from .placement import OVERRIDE_FIX, Place, Placement, place_groups
-from .procfs import LARGE, MEDIUM, MISSING, Files
+from .procfs import LARGE, MEDIUM, MISSING, Files, Reading
 from .records import CgroupLevel, Status
 
+_NO_LIMIT: Final = float("inf")  # without the module math, a shared object to load
 _MAX_DIGITS: Final = 20  # 2**64 has 20 digits
 _DEFAULT_PERIOD: Final = "100000"  # microseconds; the kernel's default, for a cpu.max that names none
 
@@ -41,7 +40,7 @@ def parse_cpu_max(text: str) -> float | None:
     if not fields or not text.isascii():
         return None
     if fields[0] in ("max", "-1"):
-        return inf
+        return _NO_LIMIT
     return _ratio(fields[0], fields[1] if len(fields) > 1 else _DEFAULT_PERIOD)
 
 
@@ -52,7 +51,7 @@ def parse_cfs(quota: str, period: str | None) -> float | None:
     """
     quota = quota.strip()
     if quota[:1] == "-" and parse_number(quota[1:], _MAX_DIGITS) is not None:
-        return inf
+        return _NO_LIMIT
     return None if period is None else _ratio(quota, period.strip())
 
 
@@ -66,12 +65,9 @@ def read_cgroups(files: Files, pid: str = "self", known: Placement | None = None
 
     ``status``: "limited" if any level limits; else "unknown" if our group cannot be located or a level cannot be
     read; else "unlimited". No cgroups at all (a kernel without them) is "unlimited" too. ``known`` is an earlier
-    placement; it is used if the files it was decided from have not changed.
+    placement; it is used while what it was decided from has not changed.
     """
-    table = files.read("/proc/self/mountinfo", LARGE)
-    lines = files.read(f"/proc/{pid}/cgroup", MEDIUM)
-    if known is None or known.lines != lines or known.table != table:
-        known = place_groups(lines, table)
+    known = _place(files, files.read(f"/proc/{pid}/cgroup", MEDIUM), known)
     notices = list(known.notices)
     levels, certain = _read_levels(files, known.cpu, notices)
     quotas = [level.quota for level in levels if level.quota is not None]
@@ -83,6 +79,28 @@ def read_cgroups(files: Files, pid: str = "self", known: Placement | None = None
         notices=tuple(notices),
         placement=known,
     )
+
+
+def _place(files: Files, lines: Reading, known: Placement | None) -> Placement:
+    """Find our directories, or keep those of an earlier look.
+
+    The kernel writes mountinfo anew at each read, which takes longer than all else here together. It is spared while we
+    are in the same groups and their directories are the same objects: nothing was mounted over them or taken away.
+    """
+    if (
+        known is not None
+        and known.lines == lines
+        and known.identities
+        and all(files.identify(directory) == identity for directory, identity in known.identities)
+    ):
+        return known
+    table = files.read("/proc/self/mountinfo", LARGE)
+    if known is None or known.lines != lines or known.table != table:
+        known = place_groups(lines, table)
+    own = {chain.directories[0] for place in (known.cpu, known.cpuset) if place is not None for chain in place.chains}
+    found = {directory: files.identify(directory) for directory in own}
+    identities = tuple((directory, identity) for directory, identity in found.items() if identity is not None)
+    return known._replace(identities=identities if known.certain and len(identities) == len(own) else ())
 
 
 def _read_levels(files: Files, place: Place | None, notices: list[Notice]) -> tuple[list[CgroupLevel], bool]:
@@ -106,6 +124,10 @@ def _read_levels(files: Files, place: Place | None, notices: list[Notice]) -> tu
             level, _ = _read_level(files, place.version, directory, notices)
             if level.quota is not None:
                 levels[directory] = level
+    if place.hidden and all(level.raw is None for level in levels.values()):
+        message = f"{place.chains[0].directories[-1]}: another mount lies over the control groups"
+        notices.append(Notice("cgroup-hidden", message, "warning", OVERRIDE_FIX))
+        certain = False
     return list(levels.values()), certain
 
 
@@ -114,7 +136,7 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
     name = f"{directory}/{'cpu.max' if version == 2 else 'cpu.cfs_quota_us'}"
     reading = files.read(name)
     raw: str | None = None
-    cores: float | None = inf
+    cores: float | None = _NO_LIMIT
     if reading.text is None:
         if reading.problem != MISSING:
             cores = None
@@ -136,7 +158,7 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
         files.locate(directory),
         files.locate(name),
         raw,
-        None if cores is None or cores == inf else cores,
+        None if cores is None or cores == _NO_LIMIT else cores,
     )
     return level, cores is not None
 

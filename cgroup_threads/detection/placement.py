@@ -4,8 +4,7 @@ The path in the first names our group in a hierarchy; a mount shows the part of 
 both together give a directory, and there may be none, one or several.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from typing import Final, NamedTuple
 
 from ..notices import Notice, shown
@@ -40,6 +39,8 @@ class Place(NamedTuple):
     chains: tuple[Chain, ...] = ()
     ancestors: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
+    hidden: bool = False
+    """Whether another mount lies over every mount there is: what is found at their paths may be something else."""
 
 
 class Placement(NamedTuple):
@@ -55,6 +56,8 @@ class Placement(NamedTuple):
     lxcfs: bool
     """Whether lxcfs shows the container its own CPU numbers in /sys and /proc."""
     notices: tuple[Notice, ...] = ()
+    identities: tuple[tuple[str, tuple[int, int]], ...] = ()
+    """Our directories with their device and inode, while all of them are there."""
 
 
 def place_groups(lines: Reading, table: Reading) -> Placement:
@@ -106,8 +109,9 @@ def _locate(controller: str, members: Membership, mounts: list[Mount], mountinfo
     candidates = [m for m in mounts if m.version == version and (version == 2 or controller in m.options)]
     if not candidates:
         return _nowhere(version, "cgroup-not-mounted", f"{where}: its hierarchy is not mounted here")
-    if len(candidates) > 1 and mountinfo is not None:
-        candidates = _rank(candidates[:_MAX_MOUNTS], mountinfo)
+    hidden = False
+    if mountinfo is not None:
+        candidates, hidden = _rank(candidates[:_MAX_MOUNTS], mountinfo)
     chains: list[Chain] = []
     ancestors: list[str] = []
     for mount in candidates:
@@ -117,7 +121,7 @@ def _locate(controller: str, members: Membership, mounts: list[Mount], mountinfo
         elif all(name == ".." for name in root):
             ancestors.append(mount.point)
     if chains:
-        return Place(version, tuple(chains), tuple(ancestors))
+        return Place(version, tuple(chains), tuple(ancestors), hidden=hidden)
     first = candidates[0]
     if not ancestors:
         message = f"{where} is not below {shown(first.root)}, which {shown(first.point)} shows"
@@ -130,11 +134,15 @@ def _nowhere(version: int, code: str, message: str) -> Place:
     return Place(version, notices=(Notice(code, message, "warning", OVERRIDE_FIX),))
 
 
-def _rank(mounts: list[Mount], mountinfo: str) -> list[Mount]:
-    """Mounts in the order they are asked: reachable ones only (if any is), those below /sys/fs/cgroup first."""
+def _rank(mounts: list[Mount], mountinfo: str) -> tuple[list[Mount], bool]:
+    """Mounts in the order they are asked: reachable ones only (if any is), those below /sys/fs/cgroup first.
+
+    The second value says that none is reachable.
+    """
     hidden = find_hidden(mountinfo, mounts)
-    reachable = [mount for mount in mounts if mount.mount_id not in hidden] or mounts
-    return sorted(reachable, key=lambda mount: not (mount.point + "/").startswith(_STANDARD + "/"))
+    reachable = [mount for mount in mounts if mount.mount_id not in hidden]
+    order = sorted(reachable or mounts, key=lambda mount: not (mount.point + "/").startswith(_STANDARD + "/"))
+    return order, not reachable
 
 
 def _split(path: str) -> list[str]:

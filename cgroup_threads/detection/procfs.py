@@ -3,11 +3,11 @@
 Nothing here raises or blocks, whatever a file holds or is.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 import errno
 import os
 import stat
+import sys
 from typing import Final, NamedTuple
 
 SMALL: Final = 4096  # bytes: quota files, single numbers; a path is no longer either (PATH_MAX)
@@ -19,6 +19,9 @@ MISSING: Final = "missing"
 _FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 ) | getattr(os, "O_BINARY", 0)
+# As os.fsdecode, without its three calls: paths among the text go back to the kernel unchanged.
+_ENCODING: Final = sys.getfilesystemencoding()
+_ERRORS: Final = sys.getfilesystemencodeerrors()
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH)
 
 
@@ -36,7 +39,7 @@ _MISSING_FILE: Final = Reading(None, MISSING)
 
 
 class Files:
-    """Reads small files below ``root``. Tests and other readers stand in for it with the same two methods."""
+    """Reads small files below ``root``. Tests and other readers stand in for it with the same methods."""
 
     def __init__(self, root: str = "/") -> None:
         self._prefix = root.rstrip("/")
@@ -44,6 +47,14 @@ class Files:
     def locate(self, path: str) -> str:
         """The real path of ``path`` below the root."""
         return self._prefix + path
+
+    def identify(self, path: str) -> tuple[int, int] | None:
+        """Device and inode of what ``path`` leads to now; None if it leads nowhere."""
+        try:
+            found = os.stat(self._prefix + path)
+        except (OSError, ValueError):  # ValueError: a NUL in the path
+            return None
+        return found.st_dev, found.st_ino
 
     def read(self, path: str, limit: int = SMALL) -> Reading:
         """Read at most ``limit`` bytes of ``path``; a longer file is a problem, not a truncated number."""
@@ -65,9 +76,9 @@ class Files:
                 return Reading(None, "not a regular file")
             if len(data) > limit:
                 head = data[: data.rfind(b"\n", 0, limit) + 1]
-                text = os.fsdecode(head) if limit == LARGE else None
+                text = head.decode(_ENCODING, _ERRORS) if limit == LARGE else None
                 return Reading(text, f"larger than {limit} bytes")
-            return Reading(os.fsdecode(data))
+            return Reading(data.decode(_ENCODING, _ERRORS))
         except (OSError, ValueError) as error:  # ValueError: undecodable text where the codec is strict (Windows)
             return _failed(error)
         finally:

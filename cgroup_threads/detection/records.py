@@ -1,7 +1,6 @@
 """The records detection returns. They hold what was read; nothing here reads or decides for others."""
 
-from __future__ import annotations
-
+# Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..notices import Notice
@@ -74,7 +73,7 @@ class Observation(NamedTuple):
     cpuset: frozenset[int] | None = None
     levels: tuple[CgroupLevel, ...] = ()
     notices: tuple[Notice, ...] = ()
-    placement: Placement | None = None
+    placement: "Placement | None" = None
 
 
 class CpuLimits(NamedTuple):

@@ -8,14 +8,34 @@ inherited from a launcher whose job was larger.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from ..notices import Notice, shown
 from ..settings import parse_cores, parse_count
 from .records import SchedulerGrant
 
+_VARIABLES: Final = frozenset(
+    (
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPUS_ON_NODE",
+        "SLURM_TASKS_PER_NODE",
+        "PBS_NUM_PPN",
+        "NCPUS",
+        "NSLOTS",
+        "LSB_DJOB_NUMPROC",
+        "PJM_VNODE_CORE",
+        "PJM_PROC_BY_NODE",
+        "CPU_LIMIT",
+    )
+)
+_SMALL_ENVIRONMENT: Final = 50  # variables
+
 
 def read_grants(environ: Mapping[str, str]) -> tuple[SchedulerGrant | None, tuple[Notice, ...]]:
     """The smallest grant found, in cores, or None; values that make no sense become notices. Never raises."""
+    # One pass over the names: ten look-ups that find nothing cost more, unless Kubernetes has listed its services here.
+    if len(environ) <= _SMALL_ENVIRONMENT and _VARIABLES.isdisjoint(environ):
+        return None, ()
     reader = _Reader(environ)
     grants = [grant for grant in (*_batch_grants(reader), reader.cores("JupyterHub", "CPU_LIMIT")) if grant is not None]
     return min(grants, key=lambda grant: grant.cores, default=None), tuple(reader.notices)

@@ -40,7 +40,7 @@ def create_llama(model_path: str | os.PathLike[str], **kwargs: Any) -> llama_cpp
     warn_above_usable([note_above_usable("llama", name, count or 0, plan.usable) for name, count in explicit.items()])
     counts = {name: plan.threads if count is None else count for name, count in explicit.items()}
     model = Llama(os.fspath(model_path), **{**kwargs, **counts})
-    filled = tuple(name for name, count in explicit.items() if count is None)
+    filled = {name: counts[name] for name, count in explicit.items() if count is None}
     if filled:
         setattr(model, MARK, filled)
     return model

@@ -22,8 +22,8 @@ from .keywords import is_unset
 from .plans import note_above_usable
 
 COUNTS: Final = ("n_threads", "n_threads_batch")
-# Under this name a wrapped callable is marked, an instance remembers which counts were filled in, and its pickle
-# says so (Llama ignores keyword arguments it does not know, so the pickle also loads where we are not).
+# Under this name a wrapped callable is marked, an instance remembers the counts filled in by name, and its pickle has
+# their names (Llama ignores keyword arguments it does not know, so the pickle also loads where we are not).
 MARK: Final = "_cgroup_threads_filled"
 
 
@@ -37,7 +37,10 @@ def govern_llama(module: ModuleType) -> None:
 
 def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(original).parameters
-    names = tuple(name for name in COUNTS if name in parameters)
+    # Positional counts could not be told from missing ones; llama-cpp-python has none since 2023.
+    names = tuple(n for n in COUNTS if n in parameters and parameters[n].kind is inspect.Parameter.KEYWORD_ONLY)
+    if names != COUNTS:
+        _note_failure(TypeError(f"Llama() takes {' and '.join(names) or 'none of them'} by keyword"))
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +51,7 @@ def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
             _note_failure(error)
         original(self, *args, **kwargs)
         if filled:
-            self.__dict__[MARK] = filled
+            self.__dict__[MARK] = {name: kwargs[name] for name in filled}
 
     setattr(__init__, MARK, True)
     return __init__
@@ -85,10 +88,13 @@ def _wrap_getstate(original: Callable[[Any], Any], init: Callable[..., None]) ->
     @functools.wraps(original)
     def __getstate__(self: Any) -> Any:
         state = original(self)
-        filled = self.__dict__.get(MARK, ())
+        filled = self.__dict__.get(MARK)
         # A subclass with a constructor of its own might not swallow the extra name.
         if filled and swallows and isinstance(state, dict) and type(self).__init__ is init:
-            state[MARK] = filled
+            # A count changed since then in context_params is the caller's.
+            ours = tuple(name for name, count in filled.items() if state.get(name) == count)
+            if ours:
+                state[MARK] = ours
         return state
 
     return __getstate__

@@ -28,6 +28,7 @@ Backend = Literal["torch", "onnx", "openvino"]
 # Renamed in sentence-transformers 6, still understood by a decorator around the constructor.
 _RENAMED: Final = ("tokenizer_kwargs",)
 _INTEROP: Final = "torch-interop"
+_TORCH_READS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OPENVINO_THREADS: Final = "INFERENCE_NUM_THREADS"
 _OPENVINO_PINNING: Final = "ENABLE_CPU_PINNING"
 _ONNX_SPINNING: Final = "session.intra_op.allow_spinning"
@@ -39,10 +40,10 @@ def create_sentence_transformer(
     """Return ``SentenceTransformer(model, backend=backend, **kwargs)`` that computes with the plan's thread count.
 
     ``model`` is a name, a directory or a list of modules. For every back end torch's intra-op count is lowered to the
-    plan's if it is above (torch pools the outputs of the others too; threads started later adopt it), and its
-    inter-op count is set if torch still accepts that. ``onnx`` gets ``SessionOptions`` and ``openvino`` a
-    configuration with the count in ``model_kwargs``; values of the caller are kept, and bring a CgroupThreadsWarning
-    above the usable cores. A ``SessionOptions`` object of the caller is completed in place.
+    plan's if it is above (torch pools the outputs of the others too; threads started later adopt it), or to the user's
+    own OMP_NUM_THREADS or MKL_NUM_THREADS if that is more; its inter-op count is set if torch still accepts that.
+    ``onnx`` gets ``SessionOptions`` and ``openvino`` a configuration with the count in ``model_kwargs``; values of the
+    caller are kept, and bring a CgroupThreadsWarning above the usable cores. A ``SessionOptions`` object of the caller is completed in place.
 
     Raises MissingExtraError without sentence-transformers (or onnxruntime), UnknownArgumentError for a keyword the
     constructor does not declare, InvalidArgumentError for another ``backend``; and what the constructor raises.
@@ -58,36 +59,54 @@ def create_sentence_transformer(
     warn_once_if_late(stacklevel=3)
     reject_unknown(kwargs, SentenceTransformer.__init__, "SentenceTransformer", _RENAMED)
     plan = current_plan()
-    limit_torch(plan)
-    message = ""
+    messages = [limit_torch(plan)]
     if backend == "onnx":
-        kwargs["model_kwargs"], message = onnx_arguments(kwargs.get("model_kwargs"), plan)
+        kwargs["model_kwargs"], above = onnx_arguments(kwargs.get("model_kwargs"), plan)
+        messages.append(above)
     elif backend == "openvino":
-        kwargs["model_kwargs"], message = openvino_arguments(kwargs.get("model_kwargs"), plan)
-    warn_above_usable([message])
+        kwargs["model_kwargs"], above = openvino_arguments(kwargs.get("model_kwargs"), plan)
+        messages.append(above)
+    warn_above_usable(messages)
     if isinstance(model, (str, os.PathLike)):
         return SentenceTransformer(os.fspath(model), backend=backend, **kwargs)
     return SentenceTransformer(modules=list(model), backend=backend, **kwargs)
 
 
-def limit_torch(plan: ThreadPlan) -> None:
+def limit_torch(plan: ThreadPlan) -> str:
     """Lower torch's intra-op threads to the plan's, and set its inter-op threads while that is possible.
 
+    The user's own variable wins over the plan; returns the message if its number is above the usable cores, else "".
     ``torch.set_num_threads`` sets the count of this thread and the one that threads adopt at their first use of torch.
     ``set_num_interop_threads`` works once a process and before parallel work; refused, it leaves a notice.
     """
     import torch
 
     present = torch.get_num_threads()
-    if present > plan.threads:
-        torch.set_num_threads(plan.threads)
-        process.note(Notice("torch-threads-lowered", f"torch's intra-op threads: {present} lowered to {plan.threads}"))
+    asked, variable = _asked_of_torch()
+    threads = max(plan.threads, asked)
+    if present > threads:
+        torch.set_num_threads(threads)
+        process.note(Notice("torch-threads-lowered", f"torch's intra-op threads: {present} lowered to {threads}"))
+    _set_interop(torch, plan.interop)
+    above = min(present, threads)
+    return (
+        f"torch has {above} threads of {variable}, above the {plan.usable} usable cores" if above > plan.usable else ""
+    )
+
+
+def _asked_of_torch() -> tuple[int, str]:
+    """The larger count in the user's own variables that torch reads, and the name; 0 without one."""
+    kept = process.applied.kept if process.applied is not None else ()
+    return max(((k.threads or 0, k.name) for k in kept if k.name in _TORCH_READS and not k.replaced), default=(0, ""))
+
+
+def _set_interop(torch: Any, count: int) -> None:
     with process.lock:
-        if process.hooks.get(_INTEROP) is not None or torch.get_num_interop_threads() == plan.interop:
+        if process.hooks.get(_INTEROP) is not None or torch.get_num_interop_threads() == count:
             return
-        process.hooks[_INTEROP] = plan.interop
+        process.hooks[_INTEROP] = count
     try:
-        torch.set_num_interop_threads(plan.interop)
+        torch.set_num_interop_threads(count)
     except RuntimeError as error:
         message = f"torch's inter-op threads stay at {torch.get_num_interop_threads()}: {first_line(error)}"
         process.note(Notice("interop-latched", message, "info", "create the model before torch's first parallel work"))

@@ -9,10 +9,12 @@ without these callbacks).
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 from ..notices import Notice
 from ..state import process
+from .records import OPENCV, OPENCV_LEFT
 
 _HOOK = "fork"
 _PAUSE_HARD = 2  # omp_pause_hard of <omp.h>
@@ -41,11 +43,13 @@ class _Unpaused:
     def in_child(self) -> None:
         process.lock = threading.RLock()  # another thread of the parent may have held it
         ended, process.ledger = process.ledger, None
+        if OPENCV in sys.modules:
+            process.hooks[OPENCV_LEFT] = True
         try:
             if ended is not None:
                 ended.close()
-            for path in self._local.paths or ():
-                _start_at_one(path)
+            if self._local.paths:
+                _start_at_one(self._local.paths)
         except Exception as error:  # noqa: BLE001 - see above
             process.note(Notice("fork-unprepared", f"after a fork: {type(error).__name__}: {error}", "warning"))
 
@@ -65,11 +69,13 @@ def _pause_runtimes() -> list[str]:
     return [path for path, pause in pause_functions(runtimes).items() if pause is None or pause(_PAUSE_HARD) != 0]
 
 
-def _start_at_one(path: str) -> None:
-    """One thread needs no team, so nothing is waited for."""
-    import ctypes
+def _start_at_one(paths: list[str]) -> None:
+    """One thread needs no team, so nothing is waited for. MKL and BLIS ask the runtime for a count of their own, so
+    all pools are lowered and not the runtime alone."""
+    from .live import lower
 
-    ctypes.CDLL(path).omp_set_num_threads(1)
-    name = path.rpartition("/")[2]
-    message = f"{name} could not be paused before this process was forked: it starts with one thread here"
-    process.note(Notice("fork-one-thread", message, "warning", "fork before the first parallel work, or use spawn"))
+    lower(1)
+    for path in paths:
+        name = path.rpartition("/")[2]
+        message = f"{name} could not be paused before this process was forked: it starts with one thread here"
+        process.note(Notice("fork-one-thread", message, "warning", "fork before the first parallel work, or use spawn"))

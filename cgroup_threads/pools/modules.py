@@ -8,7 +8,7 @@ from typing import Any
 
 from ..notices import Notice
 from ..state import process
-from .records import Pool
+from .records import OPENCV, OPENCV_LEFT, Pool
 
 NUMBA_PARALLEL = "numba.np.ufunc.parallel"
 
@@ -32,6 +32,12 @@ def _version(name: str) -> str:
 def _bind_opencv(module: ModuleType) -> Pool | None:
     get, put = getattr(module, "getNumThreads", None), getattr(module, "setNumThreads", None)
     if get is None or put is None:
+        return None
+    if process.hooks.get(OPENCV_LEFT):
+        # Lowering the count waits for the end of threads that did not come along into a forked child: for ever.
+        text = "OpenCV's thread count is left alone: this process was forked after OpenCV was loaded"
+        fix = "set OPENCV_FOR_THREADS_NUM, or use spawn instead of fork"
+        process.note(Notice("cv2-not-limited", text, "info", fix))
         return None
     return Pool("cv2", _path(module), _version("cv2"), "process", "one pool for the process", get, put)
 
@@ -98,7 +104,7 @@ def _path(module: ModuleType) -> str:
 
 
 _BINDERS = {
-    "cv2": _bind_opencv,
+    OPENCV: _bind_opencv,
     "numexpr": _bind_numexpr,
     "pyarrow": _bind_pyarrow,
     NUMBA_PARALLEL: _bind_numba,

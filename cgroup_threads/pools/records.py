@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Scope = Literal["process", "thread"]
+OPENCV: Final = "cv2"
+OPENCV_LEFT: Final = "cv2-left-alone"
+"""The key in ``process.hooks`` that says: this process was forked with OpenCV loaded."""
 
 
 class PoolState(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ..detection.cpulist import format_cpulist
 from ..notices import Level, Notice
 from ..pools.records import PoolState
 from .records import Evidence
@@ -91,7 +90,8 @@ def _judge_pools(evidence: Evidence) -> Iterator[Notice]:
             yield Notice(
                 "pool-differs", message, "warning", "limit it at run time: `with cgroup_threads.limit_threads():`"
             )
-    if "numpy" in evidence.modules and not any(pool_kind(pool.name) in _BLAS for pool in evidence.pools):
+    seen = not any(notice.code in ("pools-unseen", "report-incomplete") for notice in evidence.notices)
+    if seen and "numpy" in evidence.modules and not any(pool_kind(pool.name) in _BLAS for pool in evidence.pools):
         yield Notice(
             "no-controllable-blas",
             "numpy is loaded, but no BLAS whose threads can be changed at run time was found",
@@ -152,10 +152,9 @@ def _judge_throttling(evidence: Evidence) -> Iterator[Notice]:
     throttling, quota = evidence.throttling, evidence.limits.quota
     if throttling is None or quota is None or throttling.periods < MIN_PERIODS or throttling.share < THROTTLED_WARNING:
         return
-    window = f"the last {evidence.interval:g} s" if evidence.interval else "its life"
-    message = (
-        f"the quota of {quota:g} cores stopped this group in {100 * throttling.share:.0f} % of periods of {window}"
-    )
+    cores = "1 core" if quota == 1 else f"{quota:g} cores"
+    window = f"of the last {evidence.interval:g} s" if evidence.interval else "since it was made"
+    message = f"the quota of {cores} stopped this group in {100 * throttling.share:.0f} % of periods {window}"
     widest = max((pool.threads or 0 for pool in evidence.pools), default=0)
     if quota < 1:
         yield Notice(
@@ -166,8 +165,13 @@ def _judge_throttling(evidence: Evidence) -> Iterator[Notice]:
         message += f"; {widest} threads in a pool"
         fix = "lower the thread counts named above, or raise the quota"
     else:
-        fix = "limit calls in flight with `with cgroup_threads.limit_threads():`, use fewer workers, or raise the quota"
-    level: Level = "problem" if throttling.share >= THROTTLED_PROBLEM else "warning"
+        fix = "run fewer calls at once, use fewer workers, or raise the quota"
+    level: Level = "warning"
+    if not evidence.interval:
+        # It may be long ago: the start of a container is often throttled.
+        fix += "; `cgroup-threads --interval 10` tells whether it goes on"
+    elif throttling.share >= THROTTLED_PROBLEM:
+        level = "problem"
     yield Notice("throttled", message, level, fix)
 
 
@@ -185,17 +189,6 @@ def _judge_threads(evidence: Evidence) -> Iterator[Notice]:
 
 def _judge_machine(evidence: Evidence) -> Iterator[Notice]:
     limits, plan = evidence.limits, evidence.plan
-    topology = limits.topology
-    if topology.performance_cpus and not topology.performance_cpus >= limits.affinity:
-        fast = len(topology.performance_cpus)
-        yield Notice(
-            "hybrid-cpu",
-            f"hybrid CPU: {fast} of {len(limits.affinity)} CPUs are fast ones ({topology.performance_cores} cores); "
-            "a parallel region waits for its slowest thread",
-            "info",
-            f"try CGROUP_THREADS_CORES={topology.performance_cores or fast} under "
-            f"`taskset -c {format_cpulist(topology.performance_cpus)}`",
-        )
     if evidence.address_space is not None and limits.host_cpus > plan.usable:
         gib = evidence.address_space / 2**30
         yield Notice(

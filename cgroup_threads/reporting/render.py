@@ -68,7 +68,8 @@ def _why(evidence: Evidence) -> str:
     if limits.bound_by in ("affinity", "cpuset"):
         return f" ({limits.width} of {_plural(limits.host_cpus, 'host CPU')})"
     if limits.bound_by == "host":
-        return f" ({_plural(limits.host_cpus, 'CPU')}, nothing below)"
+        rest = "the quota is unknown" if limits.status == "unknown" else "no smaller limit"
+        return f" ({_plural(limits.host_cpus, 'CPU')}, {rest})"
     if limits.bound_by == "scheduler" and limits.scheduler is not None:
         return f" ({limits.scheduler.scheduler})"
     return ""
@@ -194,6 +195,8 @@ def _pools(evidence: Evidence) -> list[str]:
     lines = ["Pools"]
     if rows:
         lines += _columns([("", "threads", "scope", ""), *rows])
+    elif any(notice.code == "pools-unseen" for notice in evidence.notices):
+        lines.append("  unknown: which libraries are loaded could not be read")
     else:
         lines.append("  no native library with a thread pool is loaded in this process")
         lines.append("  (in yours, print(cgroup_threads.report()) shows them)")

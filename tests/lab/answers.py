@@ -11,6 +11,7 @@ row = {
     "quota": limits.quota,
     "status": limits.status,
     "bound_by": limits.bound_by,
+    "cpuset": None if limits.cpuset is None else sorted(limits.cpuset),
     "cgroup_threads": limits.usable(),
     "joblib": None,
     "proclimits": None,

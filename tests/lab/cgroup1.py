@@ -152,14 +152,24 @@ def _mount(mounted: list[Path], path: Path, *arguments: str) -> None:
 
 
 def _container(name: str, root: str, command: Sequence[str], quota: float | None, cpus: str | None) -> dict[str, Any]:
-    """An OCI runtime configuration: its own namespaces, the cgroup mounts as Docker makes them."""
+    """An OCI runtime configuration: its own namespaces, the cgroup mounts as Docker makes them.
+
+    Without /dev/shm joblib would have no semaphores and would answer 1 whatever the limit.
+    """
     cpu: dict[str, Any] = {}
     if quota is not None:
         cpu = {"quota": round(quota * PERIOD_US), "period": PERIOD_US}
     if cpus is not None:
         cpu["cpus"] = cpus
     environ = [f"{key}={value}" for key, value in clean_environ().items()]
-    mounts = [("/proc", "proc"), ("/dev", "tmpfs"), ("/sys", "sysfs"), ("/sys/fs/cgroup", "cgroup")]
+    # joblib counts one CPU where there is no /dev/shm for its semaphores.
+    mounts = [
+        ("/proc", "proc"),
+        ("/dev", "tmpfs"),
+        ("/dev/shm", "tmpfs"),
+        ("/sys", "sysfs"),
+        ("/sys/fs/cgroup", "cgroup"),
+    ]
     return {
         "ociVersion": "1.0.2",
         "process": {"user": {"uid": 0, "gid": 0}, "args": [*command], "cwd": "/", "env": environ},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -71,28 +72,60 @@ def inside(group: QuotaGroup, command: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.procs, *command]
 
 
-def unprivileged_command(directory: Path) -> tuple[list[str], dict[str, str]]:
-    """``cgroup-threads`` as a user without rights: the command and its environment.
+def hidden(place: str, command: Sequence[str]) -> list[str]:
+    """``command`` in a mount namespace where ``place`` (such as /proc) is an empty directory."""
+    unshare = shutil.which("unshare")
+    require(unshare, "unshare is not installed")
+    assert unshare is not None
+    prefix = [unshare, "--mount", "/bin/sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', place]
+    require(run([*prefix, "true"]).returncode == 0, "no mount namespace can be made (root is needed)")
+    return [*prefix, *command]
 
-    Root's own interpreter may be out of a plain user's reach, so a copy of the package under ``directory`` is run by
-    the system's.
+
+def unprivileged_command(directory: Path, packages: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """``cgroup-threads`` as a user without rights, with ``packages``: the command and its environment.
+
+    Root's own interpreter may be out of a plain user's reach: then copies of the packages under ``directory`` are run
+    by the system's.
     """
     if os.geteuid() != 0:
         return [*COMMAND], clean_environ()
     setpriv = shutil.which("setpriv")
     require(setpriv, "setpriv is not installed")
+    assert setpriv is not None
+    user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
+    names = ("threadpoolctl", "cgroup_threads", *packages)
+    test = ["-c", f"import {', '.join(names)}"]
+    for parent in directory.parents:
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o001)
+    directory.chmod(0o755)
+    environ = clean_environ(HOME=str(directory), TMPDIR="/tmp")
+    if _can_run([setpriv, *user, sys.executable, *test], environ):
+        return [setpriv, *user, *COMMAND], environ
     python = "/usr/bin/python3"
     require(os.path.exists(python), "there is no /usr/bin/python3 for an unprivileged user to run")
-    assert setpriv is not None
-    import threadpoolctl
-
-    shutil.copytree(ROOT / "cgroup_threads", directory / "cgroup_threads", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(str(threadpoolctl.__file__), directory)
-    for path in (directory, *directory.rglob("*")):
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        require(spec and spec.origin, f"{name} is not installed")
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin)
+        if source.name != "__init__.py":
+            shutil.copy(source, directory)
+            continue
+        for folder in (source.parent, source.parent.with_name(f"{name}.libs")):  # wheels keep their libraries beside
+            if folder.is_dir():
+                shutil.copytree(folder, directory / folder.name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    for path in directory.rglob("*"):
         path.chmod(0o755)
-    for parent in directory.parents:
-        if not parent.stat().st_mode & 0o001 and str(parent) != "/":
-            parent.chmod(parent.stat().st_mode | 0o001)
-    user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
-    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ["PYTHONPATH"] = str(directory)
+    require(_can_run([setpriv, *user, python, *test], environ), f"/usr/bin/python3 cannot import {', '.join(names)}")
     return [setpriv, *user, python, "-m", "cgroup_threads"], environ
+
+
+def _can_run(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    try:
+        return run(command, environ, cwd="/").returncode == 0
+    except OSError:
+        return False
