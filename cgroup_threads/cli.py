@@ -250,8 +250,7 @@ def _env(options: argparse.Namespace) -> int:
         return 0
     shell = calling_shell() if options.shell == "auto" else options.shell
     for name, value in changes.items():
-        # Values may hold any bytes, which only fsencode gives back as they were.
-        sys.stdout.buffer.write(os.fsencode(format_statement(shell, name, value)) + b"\n")
+        print(format_statement(shell, name, value))
     return 0
 
 

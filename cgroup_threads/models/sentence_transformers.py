@@ -43,7 +43,8 @@ def create_sentence_transformer(
     plan's if it is above (torch pools the outputs of the others too; threads started later adopt it), or to the user's
     own OMP_NUM_THREADS or MKL_NUM_THREADS if that is more; its inter-op count is set if torch still accepts that.
     ``onnx`` gets ``SessionOptions`` and ``openvino`` a configuration with the count in ``model_kwargs``; values of the
-    caller are kept, and bring a CgroupThreadsWarning above the usable cores. A ``SessionOptions`` object of the caller is completed in place.
+    caller are kept, and bring a CgroupThreadsWarning above the usable cores. A ``SessionOptions`` object of the caller
+    is completed in place.
 
     Raises MissingExtraError without sentence-transformers (or onnxruntime), UnknownArgumentError for a keyword the
     constructor does not declare, InvalidArgumentError for another ``backend``; and what the constructor raises.
