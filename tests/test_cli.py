@@ -238,3 +238,21 @@ def test_kernel_file_systems_that_are_not_there(place: str) -> None:
         assert found["limits"]["status"] == "unknown"
         assert "the quota is unknown" in text.splitlines()[0] or found["bound_by"] != "host"
         assert "unknown: which libraries are loaded could not be read" in text
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin", "freebsd14"])
+def test_other_systems_get_an_answer(system: str) -> None:
+    """Their modules are not there (Windows has no fcntl and no resource), and nothing here needs them."""
+    done = run_python(
+        "import argparse, ctypes, json, platform, selectors, subprocess, sys, tempfile, threading\n"
+        "for name in ('fcntl', 'resource', 'pwd', 'grp', 'termios'): sys.modules[name] = None\n"
+        f"sys.platform = {system!r}\n"
+        "from cgroup_threads.cli import main\n"
+        "codes = [main(['report', '--json']), main(['cores']), main(['env', '--shell', 'sh'])]\n"
+        "if sys.platform == 'win32': codes.append(main(['demo']) - 2)\n"
+        "assert codes.count(0) == len(codes), codes\n"
+    )
+    found, end = json.JSONDecoder().raw_decode(done.stdout)
+    assert found["usable_cores"] >= 1
+    assert done.stdout[end:].split()[0] == str(found["usable_cores"])
+    assert done.stderr == ("cgroup-threads: error: demo: it needs Linux or macOS\n" if system == "win32" else "")

@@ -85,7 +85,8 @@ CASES = [
     Case("v1-line-wins", "4:cpuacct,cpu:/a\n0::/a\n", HYBRID,
          {**v1(f"{C}/a", "150000"), f"{U}/a/cpu.max": "100000 100000"}, 1.5, "limited"),
     Case("v1-line-not-mounted", "4:cpu:/a\n0::/a\n", UNIFIED, {f"{G}/a/cpu.max": "100000 100000"}, None, "unknown"),
-    Case("systemd-line-only", "1:name=systemd:/a\n0::/a\n", HYBRID, {f"{U}/a/cpu.max": "100000 100000"}, 1.0, "limited"),
+    Case("systemd-line-only", "1:name=systemd:/a\n0::/a\n", HYBRID, {f"{U}/a/cpu.max": "100000 100000"},
+         1.0, "limited"),
     Case("named-like-a-controller", "2:name=cpu:/a\n0::/b\n", HYBRID, {f"{U}/b/cpu.max": "100000 100000"},
          1.0, "limited"),
     Case("cpuacct-is-not-cpu", "5:cpuacct:/a\n0::/b\n", HYBRID, {f"{U}/b/cpu.max": "200000 100000"}, 2.0, "limited"),
@@ -113,8 +114,8 @@ CASES = [
     Case("line-ends-of-windows", "0::/a\r\n", UNIFIED.replace("\n", "\r\n"), {f"{G}/a/cpu.max": "100000 100000\r\n"},
          1.0, "limited"),
     # Which level binds
-    Case("ratio-not-quota", "0::/a/b\n", UNIFIED, {f"{G}/a/b/cpu.max": "20000 10000", f"{G}/a/cpu.max": "100000 100000"},
-         1.0, "limited"),
+    Case("ratio-not-quota", "0::/a/b\n", UNIFIED,
+         {f"{G}/a/b/cpu.max": "20000 10000", f"{G}/a/cpu.max": "100000 100000"}, 1.0, "limited"),
     Case("missing-own-unlimited-parent", "0::/a/b\n", UNIFIED, {f"{G}/a/cpu.max": "max 100000"}, None, "unlimited"),
     Case("junk-own-limited-parent", "0::/a/b\n", UNIFIED,
          {f"{G}/a/b/cpu.max": "junk", f"{G}/a/cpu.max": "300000 100000"}, 3.0, "limited"),
@@ -136,7 +137,7 @@ def test_layout(case: Case, tmp_path: Path) -> None:
     assert limits.usable() == (64 if case.quota is None else int(case.quota) or 1)
     if case.status == "unknown":
         assert all(notice.message for notice in limits.notices)
-        assert any(notice.fix for notice in limits.notices), "what cannot be known needs an override, and says so"
+        assert any(notice.fix for notice in limits.notices), "no way out is named"
 
 
 @pytest.mark.parametrize(

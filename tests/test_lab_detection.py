@@ -26,3 +26,9 @@ def test_layout(layout: Layout) -> None:
         assert (answer["cpuset"], answer["bound_by"]) == ([0], "cpuset"), answer
     elif usable == 1:
         assert answer["bound_by"] == "quota", answer
+
+
+def test_a_hierarchy_under_another_mount_is_unknown() -> None:
+    """mountinfo still lists the covered mounts: that their files are not there says nothing."""
+    answer = ask(Layout("quota 1, covered", "covered", 1, quota=1.0))
+    assert (answer["quota"], answer["status"]) == (None, "unknown"), answer

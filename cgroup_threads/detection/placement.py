@@ -85,6 +85,9 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
     if cpu is None:
         # A controller in no hierarchy limits nobody. If there is a mount for it, a line was lost.
         certain = not members.malformed and not any(m.version == 2 or "cpu" in m.options for m in mounts)
+        if not certain:
+            message = "/proc/self/cgroup names no group of cpu, though there should be one"
+            notices.append(Notice("cgroup-not-listed", message, "warning", OVERRIDE_FIX))
     else:
         certain = table.text is not None and bool(cpu.chains)
         notices.extend(cpu.notices)

@@ -1,13 +1,11 @@
 """The records detection returns. They hold what was read; nothing here reads or decides for others."""
 
 # Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..notices import Notice
 from ..settings import Rounding
-
-if TYPE_CHECKING:
-    from .placement import Placement
+from .placement import Placement
 
 Status = Literal["limited", "unlimited", "unknown"]
 BoundBy = Literal["override", "quota", "affinity", "cpuset", "scheduler", "host"]
@@ -73,7 +71,7 @@ class Observation(NamedTuple):
     cpuset: frozenset[int] | None = None
     levels: tuple[CgroupLevel, ...] = ()
     notices: tuple[Notice, ...] = ()
-    placement: "Placement | None" = None
+    placement: Placement | None = None
 
 
 class CpuLimits(NamedTuple):

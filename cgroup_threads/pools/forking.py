@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from typing import Final
 
 from ..notices import Notice
 from ..state import process
-from .records import OPENCV, OPENCV_LEFT
 
+OPENCV: Final = "cv2"
+OPENCV_LEFT: Final = "cv2-left-alone"
+"""The key in ``process.hooks`` that says: this process was forked with OpenCV loaded."""
 _HOOK = "fork"
 _PAUSE_HARD = 2  # omp_pause_hard of <omp.h>
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..notices import Notice
 from ..state import process
-from .records import OPENCV, OPENCV_LEFT, Pool
+from .forking import OPENCV, OPENCV_LEFT
+from .records import Pool
 
 NUMBA_PARALLEL = "numba.np.ufunc.parallel"
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Scope = Literal["process", "thread"]
-OPENCV: Final = "cv2"
-OPENCV_LEFT: Final = "cv2-left-alone"
-"""The key in ``process.hooks`` that says: this process was forked with OpenCV loaded."""
 
 
 class PoolState(NamedTuple):

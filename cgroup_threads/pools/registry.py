@@ -47,7 +47,8 @@ class Registry:
         self.dirty = False
         count = ModuleCount()  # before the look, so that an import meanwhile is news
         libraries = find_libraries()
-        self.news = self._watch.look(libraries.paths) or count
+        watched = self._watch.look(libraries.paths)
+        self.news = count if watched is None else watched  # a NULL pointer is false
         found = []
         for controller in libraries.controllers:
             if self._is_new(controller.filepath):
