@@ -12,7 +12,7 @@ from cgroup_threads.detection import macos, windows
 from cgroup_threads.detection.affinity import find_binding, read_affinity, restore_mask
 from cgroup_threads.detection.probe import conclude, read_limits
 from cgroup_threads.errors import InvalidArgumentError
-from tests.lab import require_module
+from tests.lab import require, require_module
 from tests.lab.commands import run_python
 from tests.lab.trees import V2, lay
 
@@ -158,8 +158,7 @@ def test_the_mask_before_an_openmp_runtime_narrowed_it() -> None:
 def test_a_real_runtime_that_narrows_the_mask(first: str) -> None:
     """D21: whichever comes first."""
     require_module("torch")
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one CPU: nothing can be narrowed")
+    require(len(os.sched_getaffinity(0)) >= 2, "one CPU: nothing can be narrowed")
     second = "torch" if first == "cgroup_threads" else "cgroup_threads"
     script = f"""
 import os

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.inheritance import run_case, total
 from tests.lab import require, require_module
+from tests.lab.models import run_script
 
 ROOT = Path(__file__).parents[1]
 START_HOOK = "cgroup_threads_ranks.pth"
@@ -38,8 +39,40 @@ def test_joblib_workers() -> None:
     check_no_more("joblib")
 
 
+@pytest.mark.parametrize(
+    ("variables", "joblibs", "number"),
+    [
+        ({}, 8, "3"),
+        ({}, 4, "2"),  # joblib's number is smaller
+        ({"OMP_NUM_THREADS": "5"}, 8, "5"),
+        ({"CGROUP_THREADS_PATCH": "0"}, 8, "6"),
+    ],
+)
+def test_joblib_divides_what_was_computed_and_keeps_the_users(
+    variables: dict[str, str], joblibs: int, number: str
+) -> None:
+    """What two workers would be started with, where joblib sees ``joblibs`` CPUs."""
+    require_module("joblib")
+    script = f"""
+import json, joblib._parallel_backends as backends
+backends.cpu_count = lambda: {joblibs}
+import cgroup_threads
+environ = backends.LokyBackend()._prepare_worker_env(2)
+explicit = backends.LokyBackend(inner_max_num_threads=7)._prepare_worker_env(2)
+print(json.dumps([environ["OMP_NUM_THREADS"], explicit["OMP_NUM_THREADS"]]))
+"""
+    assert run_script(script, CGROUP_THREADS_CORES="6", **variables) == [number, "7"]
+
+
 def test_spawned_pool() -> None:
     check_no_more("spawn")
+
+
+def test_spawned_children_have_the_parents_number() -> None:
+    """E13: what is set in the parent's environment crosses spawn; run-time limits would not."""
+    require_module("numpy")
+    answers = run_case("spawn", "governed", CGROUP_THREADS_CORES="1")
+    assert [(answer["OMP_NUM_THREADS"], answer["pools"]) for answer in answers] == [("1", 1), ("1", 1)]
 
 
 def test_torchrun_ranks() -> None:

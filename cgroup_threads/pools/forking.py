@@ -42,7 +42,8 @@ class _Unpaused:
         try:
             self._local.paths = _pause_runtimes()
         except Exception as error:  # noqa: BLE001 - the interpreter would print it and fork all the same
-            process.note(Notice("fork-unprepared", f"before a fork: {type(error).__name__}: {first_line(error)}", "warning"))
+            message = f"before a fork: {type(error).__name__}: {first_line(error)}"
+            process.note(Notice("fork-unprepared", message, "warning"))
 
     def in_child(self) -> None:
         process.lock = threading.RLock()  # another thread of the parent may have held it
@@ -55,7 +56,8 @@ class _Unpaused:
             if self._local.paths:
                 _start_at_one(self._local.paths)
         except Exception as error:  # noqa: BLE001 - see above
-            process.note(Notice("fork-unprepared", f"after a fork: {type(error).__name__}: {first_line(error)}", "warning"))
+            message = f"after a fork: {type(error).__name__}: {first_line(error)}"
+            process.note(Notice("fork-unprepared", message, "warning"))
 
 
 def _pause_runtimes() -> list[str]:
