@@ -35,14 +35,21 @@ def encoder_script(script: str, **environ: str) -> Any:
 
 
 def test_the_real_class_with_torch_at_the_plans_counts() -> None:
+    """Field cases E09 (torch follows MKL_NUM_THREADS where the two differ), L08 (inter-op is set once for all)."""
     script = """
-import cgroup_threads as ct
+import cgroup_threads as ct, os
 import torch
 from sentence_transformers import SentenceTransformer
-model = ct.create_sentence_transformer(PATH)
-show(type(model) is SentenceTransformer, torch.get_num_threads(), torch.get_num_interop_threads(), codes())
+calls = []
+real = torch.set_num_interop_threads
+torch.set_num_interop_threads = lambda count: (calls.append(count), real(count))
+first, second = ct.create_sentence_transformer(PATH), ct.create_sentence_transformer(PATH)
+show(type(first) is SentenceTransformer, torch.get_num_threads(), torch.get_num_interop_threads(), codes(),
+     os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"], calls)
 """
-    assert encoder_script(script) == [True, 1, 1, []]
+    *found, calls = encoder_script(script)
+    assert found == [True, 1, 1, [], "1", "1"]
+    assert calls in ([1], [])  # none where torch starts with one, as on a single CPU
 
 
 def test_torch_is_lowered_where_the_environment_came_too_late() -> None:
@@ -108,33 +115,6 @@ show(first, torch.get_num_interop_threads(), len(notices), notices[0].level)
     assert encoder_script(script) == [["interop-latched"], 2, 1, "info"]
 
 
-def test_two_models_set_the_inter_op_count_once() -> None:
-    script = """
-import cgroup_threads as ct
-import torch
-calls = []
-real = torch.set_num_interop_threads
-torch.set_num_interop_threads = lambda count: (calls.append(count), real(count))
-ct.create_sentence_transformer(PATH)
-ct.create_sentence_transformer(PATH)
-show(calls, codes())
-"""
-    calls, codes = encoder_script(script)
-    assert calls in ([1], [])  # none where torch starts with one, as on a single CPU
-    assert codes == []
-
-
-def test_mkl_and_openmp_are_told_the_same() -> None:
-    """Field case E09: torch follows MKL_NUM_THREADS where it differs from OMP_NUM_THREADS."""
-    script = """
-import cgroup_threads as ct, os
-import torch
-ct.create_sentence_transformer(PATH)
-show(os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"], torch.get_num_threads())
-"""
-    assert encoder_script(script, CGROUP_THREADS_CORES="2") == ["2", "2", 2]
-
-
 def test_numba_does_not_bring_torch_back_up() -> None:
     """Field case L09: numba's first parallel work sets the shared OpenMP count again."""
     require_module("numba")
@@ -192,18 +172,7 @@ show(bool((plain == governed).all()), float(numpy.abs(plain - wider).max() / num
     assert encoder_script(script) == [True, True]
 
 
-def test_models_as_path_name_and_modules() -> None:
-    script = """
-import cgroup_threads as ct
-import pathlib, numpy
-first = ct.create_sentence_transformer(pathlib.Path(PATH), device="cpu", truncate_dim=8)
-second = ct.create_sentence_transformer(list(first), device="cpu", truncate_dim=8)
-show(len(first.encode("a")), bool(numpy.allclose(first.encode("a"), second.encode("a"))))
-"""
-    assert encoder_script(script) == [8, True]
-
-
-def test_misspelt_and_renamed_names() -> None:
+def test_names_of_arguments_and_kinds_of_models() -> None:
     script = """
 import cgroup_threads as ct
 def failure(**arguments):
@@ -213,14 +182,18 @@ def failure(**arguments):
         return [type(error).__name__, str(error)]
 model = ct.create_sentence_transformer(PATH, tokenizer_kwargs={"model_max_length": 16})
 length = model.tokenizer.model_max_length
-show(failure(model_kwarg={}), failure(INFERENCE_NUM_THREADS=2), failure(provider_options={})[0], length)
+import pathlib, numpy
+first = ct.create_sentence_transformer(pathlib.Path(PATH), device="cpu", truncate_dim=8)
+second = ct.create_sentence_transformer(list(first), device="cpu", truncate_dim=8)
+show(failure(model_kwarg={}), failure(INFERENCE_NUM_THREADS=2), failure(provider_options={})[0], length,
+     len(first.encode("a")), bool(numpy.allclose(first.encode("a"), second.encode("a"))))
 """
-    misspelt, top_level, provider, length = encoder_script(script)
+    misspelt, top_level, provider, length, dimensions, equal = encoder_script(script)
     text = "SentenceTransformer() has no argument 'model_kwarg'; did you mean 'model_kwargs'?"
     assert misspelt == ["UnknownArgumentError", text]
     assert top_level == ["UnknownArgumentError", "SentenceTransformer() has no argument 'INFERENCE_NUM_THREADS'"]
     assert provider == "UnknownArgumentError"
-    assert length == 16
+    assert (length, dimensions, equal) == (16, 8, True)
 
 
 def test_an_unknown_back_end() -> None:

@@ -95,7 +95,9 @@ def unprivileged_command(directory: Path, packages: Sequence[str] = ()) -> tuple
     assert setpriv is not None
     user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
     names = ("threadpoolctl", "cgroup_threads", *packages)
-    test = ["-c", f"import {', '.join(names)}"]
+    # An interpreter may run and still be out of its own reach: its path is looked up before rights are given up.
+    again = "subprocess.run([sys.executable, '-c', ''], check=True)"
+    test = ["-c", f"import subprocess, sys, {', '.join(names)}; {again}"]
     for parent in directory.parents:
         if not parent.stat().st_mode & 0o001:
             parent.chmod(parent.stat().st_mode | 0o001)
