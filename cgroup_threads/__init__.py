@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .detection import usable_cores as usable_cores
     from .detection.records import CpuLimits as CpuLimits
     from .environment import Applied as Applied
-    from .environment import apply as apply
     from .environment import child_environment as child_environment
     from .environment import undo as undo
     from .errors import CgroupThreadsError as CgroupThreadsError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .planning import plan as plan
     from .reporting import Report as Report
     from .reporting import report as report
+    from .startup import apply as apply
 
 __version__ = "0.1.0"
 
@@ -71,7 +71,7 @@ _HOMES = {
     "Report": "reporting",
     "ThreadLimit": "governor.limiting",
     "ThreadPlan": "planning",
-    "apply": "environment",
+    "apply": "startup",
     "child_environment": "environment",
     "create_llama": "models.llama",
     "create_sentence_transformer": "models.sentence_transformers",

@@ -40,12 +40,7 @@ class Undone(NamedTuple):
 
 
 def apply(plan: ThreadPlan | None = None) -> Applied:
-    """Set the thread variables of ``plan`` (default: ``cgroup_threads.plan()``) that the user has not set.
-
-    Importing the package does this. A second call changes nothing, unless it brings another plan: then variables that
-    still hold our value are updated. Where native libraries are loaded already, their live pools are lowered instead;
-    ``late`` names the libraries. Never raises because of what it finds in the environment.
-    """
+    """The part of ``startup.apply`` that concerns the environment and pools that are live already."""
     with process.lock:
         before = process.applied
         if before is not None and plan in (None, before.plan):

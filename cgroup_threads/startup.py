@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from .errors import first_line
 from .notices import Notice
 from .state import process
+
+if TYPE_CHECKING:
+    from .environment import Applied
+    from .planning import ThreadPlan
 
 
 def begin() -> None:
@@ -31,19 +36,28 @@ def _begin() -> None:
     process.note(*settings.notices)
     if not settings.auto:
         return
-    from .environment import apply
-
     applied = apply()
-    if settings.patch:
-        from .models import hooks
-
-        hooks.install()
-    from .pools import forking
-
-    forking.register()
     if settings.verbose:
         plan = applied.plan
         print(
             f"cgroup_threads: {plan.threads} threads, {plan.usable} usable cores (bound by {plan.bound_by})",
             file=sys.stderr,
         )
+
+
+def apply(plan: ThreadPlan | None = None) -> Applied:
+    """Set the thread variables of ``plan`` (default: ``cgroup_threads.plan()``) that the user has not set.
+
+    Importing the package does this. A second call changes nothing, unless it brings another plan: then variables that
+    still hold our value are updated. Where native libraries are loaded already, their live pools are lowered instead;
+    ``late`` names the libraries. It also installs the import hooks (unless ``CGROUP_THREADS_PATCH=0``) and what keeps
+    forked children from hanging. Never raises because of what it finds in the environment.
+    """
+    from . import environment
+    from .models import hooks
+    from .pools import forking
+
+    applied = environment.apply(plan)
+    hooks.install()
+    forking.register()
+    return applied

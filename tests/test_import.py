@@ -102,6 +102,20 @@ out["applied"] = os.environ["OMP_NUM_THREADS"]
     assert out == {"environ": True, "path": True, "hooks": [], "usable": 3, "applied": "3"}
 
 
+def test_an_explicit_apply_installs_the_import_hooks() -> None:
+    out = answer(
+        """
+import sys
+path = list(sys.meta_path)
+import cgroup_threads
+cgroup_threads.apply()
+out["more"] = len(sys.meta_path) - len(path)
+""",
+        CGROUP_THREADS_AUTO="0",
+    )
+    assert out == {"more": 1}
+
+
 def test_patch_0_sets_variables_but_watches_no_import() -> None:
     out = answer(
         """

@@ -54,6 +54,12 @@ def test_torch_without_the_hook_hangs() -> None:
     assert _torch(script, CGROUP_THREADS_AUTO="0") == {"child": "SIGALRM"}
 
 
+@pytest.mark.parametrize("statement", ["cgroup_threads.apply()", "with cgroup_threads.limit_threads(): pass"])
+def test_auto_0_with_an_explicit_call(statement: str) -> None:
+    script = _gomp() + f'import cgroup_threads\n{statement}\nwork(); seen["child"] = child(work, seconds=9)'
+    assert pool_script(script, timeout=LIMIT_S, CGROUP_THREADS_AUTO="0", **TWO) == {"child": [2, 2]}
+
+
 def test_torch_in_forked_process_pools() -> None:
     script = """
 import multiprocessing

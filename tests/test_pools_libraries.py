@@ -267,3 +267,19 @@ leave.set(); thread.join()
 seen["freed"] = openblas() > 1
 """
     assert pool_script(script, modules=("numpy",)) == {"held": 1, "freed": True}
+
+
+def test_a_pool_that_cannot_be_read_does_not_hide_the_others() -> None:
+    script = """
+import numpy, pyarrow
+from cgroup_threads.pools import describe
+def broken(): raise OSError("torn down")
+with ct.limit_threads(): pass
+before = {pool.name for pool in describe()}
+registry = ct.state.process.ledger.registry
+registry.pools = tuple(p._replace(get=broken) if p.name == "pyarrow" else p for p in registry.pools)
+after = describe()
+seen.update(same={pool.name for pool in after} == before, arrow=[p.threads for p in after if p.name == "pyarrow"])
+seen["said"] = "pool-unreadable" in notices()
+"""
+    assert pool_script(script, modules=("numpy", "pyarrow")) == {"same": True, "arrow": [None], "said": True}

@@ -16,7 +16,7 @@ from typing import Final
 from ..errors import LeaseError
 from ..importing import when_imported
 from ..state import process
-from . import numba_launch
+from . import forking, numba_launch
 from .levels import FREE, Levels
 from .registry import Registry
 
@@ -289,6 +289,7 @@ def current() -> Ledger:
         if process.ledger is None:
             process.ledger = Ledger(Registry())
             watch_imports()
+            forking.register()
         return process.ledger
 
 

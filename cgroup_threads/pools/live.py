@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from ..errors import check_threads
+from ..errors import check_threads, first_line
 from ..notices import Notice
 from ..state import process
 from . import ledger
@@ -23,13 +23,24 @@ def describe() -> tuple[PoolState, ...]:
     else:
         now.refresh()
         registry = now.registry
-    states = [PoolState(p.name, p.path, p.version, p.scope, p.get(), p.detail) for p in registry.pools]
+    states = [_read(pool) for pool in registry.pools]
     torch = _torch()
     if torch is not None:
         detail = f"intra-op count of the calling thread; inter-op threads: {torch.get_num_interop_threads()}"
         path, version = str(torch.__file__), str(torch.__version__)
         states.append(PoolState("torch", path, version, "thread", torch.get_num_threads(), detail))
     return tuple(states)
+
+
+def _read(pool: Pool) -> PoolState:
+    """The pool's state; no count and a notice where the library raises (one pool must not hide the others)."""
+    try:
+        count = pool.get()
+    except Exception as error:  # noqa: BLE001 - foreign code
+        count = None
+        message = f"{pool.name} does not tell its count: {type(error).__name__}: {first_line(error)}"
+        process.note(Notice("pool-unreadable", message, "warning"))
+    return PoolState(pool.name, pool.path, pool.version, pool.scope, count, pool.detail)
 
 
 def lower(threads: int) -> tuple[Notice, ...]:
