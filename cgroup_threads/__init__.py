@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from .environment import undo as undo
     from .errors import CgroupThreadsError as CgroupThreadsError
     from .errors import CgroupThreadsWarning as CgroupThreadsWarning
+    from .governor.core_budget import configure as configure
+    from .governor.core_budget import refresh as refresh
+    from .governor.core_budget import statistics as statistics
     from .governor.limiting import Lease as Lease
     from .governor.limiting import ThreadLimit as ThreadLimit
     from .governor.limiting import initializer as initializer
     from .governor.limiting import limit_threads as limit_threads
     from .governor.limiting import run as run
+    from .governor.statistics import Statistics as Statistics
+    from .governor.watcher import Watcher as Watcher
+    from .governor.watcher import watch as watch
     from .models.llama import create_llama as create_llama
     from .models.sentence_transformers import create_sentence_transformer as create_sentence_transformer
     from .notices import Notice as Notice
@@ -43,21 +49,27 @@ __all__ = [
     "Lease",
     "Notice",
     "Report",
+    "Statistics",
     "ThreadLimit",
     "ThreadPlan",
+    "Watcher",
     "__version__",
     "apply",
     "child_environment",
+    "configure",
     "create_llama",
     "create_sentence_transformer",
     "detect",
     "initializer",
     "limit_threads",
     "plan",
+    "refresh",
     "report",
     "run",
+    "statistics",
     "undo",
     "usable_cores",
+    "watch",
 ]
 
 # Where each public name lives; it is imported at first use, so that `import cgroup_threads` stays cheap.
@@ -69,20 +81,26 @@ _HOMES = {
     "Lease": "governor.limiting",
     "Notice": "notices",
     "Report": "reporting",
+    "Statistics": "governor.statistics",
     "ThreadLimit": "governor.limiting",
     "ThreadPlan": "planning",
+    "Watcher": "governor.watcher",
     "apply": "startup",
     "child_environment": "environment",
+    "configure": "governor.core_budget",
     "create_llama": "models.llama",
     "create_sentence_transformer": "models.sentence_transformers",
     "detect": "detection",
     "initializer": "governor.limiting",
     "limit_threads": "governor.limiting",
     "plan": "planning",
+    "refresh": "governor.core_budget",
     "report": "reporting",
     "run": "governor.limiting",
+    "statistics": "governor.core_budget",
     "undo": "environment",
     "usable_cores": "detection",
+    "watch": "governor.watcher",
 }
 
 

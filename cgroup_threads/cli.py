@@ -115,7 +115,11 @@ def _fail(message: str) -> int:
 
 def _abandon_output() -> None:
     """The interpreter flushes standard output once more as it exits: let that go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # an object in its place, without a file behind it
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -218,6 +222,9 @@ def _import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
+        except SystemExit as end:  # a script: what it has loaded is in the report, and its status is not ours
+            if sys.stderr is not None:
+                print(f"{PROG}: {name} ended with status {end.code} as it was imported", file=sys.stderr)
         except Exception as error:  # a module's own code may raise anything
             raise CgroupThreadsError(f"cannot import {name}: {type(error).__name__}: {first_line(error)}") from error
 

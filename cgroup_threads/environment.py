@@ -41,10 +41,27 @@ class Undone(NamedTuple):
 
 def apply(plan: ThreadPlan | None = None) -> Applied:
     """The part of ``startup.apply`` that concerns the environment and pools that are live already."""
+    applied, decision, first = _apply(plan)
+    loaded = _loaded_libraries() if decision is not None else ()
+    if decision is None or not loaded:
+        return applied
+    # Without the lock: the pools have locks of their own, and those who hold them may want this one for a notice.
+    lowered = _lower_live(applied.plan, decision)
+    more = (_say_late(loaded), *lowered) if first else lowered
+    process.note(*more)
+    done = applied._replace(late=loaded if first else applied.late, notices=(*applied.notices, *more))
+    with process.lock:
+        if process.applied is applied:
+            process.applied = done
+    return done
+
+
+def _apply(plan: ThreadPlan | None) -> tuple[Applied, Decision | None, bool]:
+    """Apply to the environment. The decision is None if there was nothing to do; True says that it is the first."""
     with process.lock:
         before = process.applied
         if before is not None and plan in (None, before.plan):
-            return before
+            return before, None, False
         place = None
         if plan is None:
             from .detection import detect
@@ -69,14 +86,7 @@ def apply(plan: ThreadPlan | None = None) -> Applied:
         late = before.late if before is not None else ()
         process.applied = applied = Applied(plan, written, decision.kept, late, tuple(notices), origin)
         process.note(*notices)
-        loaded = _loaded_libraries()
-        if loaded:
-            more = [] if before is not None else [_say_late(loaded)]
-            more += _lower_live(plan, decision)
-            process.note(*more)
-            applied = applied._replace(late=late if before is not None else loaded, notices=(*notices, *more))
-            process.applied = applied
-        return applied
+        return applied, decision, before is None
 
 
 def undo() -> Undone:
@@ -106,19 +116,37 @@ def child_environment(*, workers: int = 1) -> dict[str, str]:
     with process.lock:
         applied = process.applied
         environ = _copy_environ()
-        if applied is not None:
-            plan, origin, values = applied.plan, applied.origin, applied.set
-        else:
-            plan = planning.plan()
-            marker, _ = read_marker(environ.get(MARKER))
-            origin, values = marker if marker is not None else Marker(Origin(), {})
+        plan = applied.plan if applied is not None else planning.plan()
+        origin, values = _latest(environ)
         user = _take_back(environ, computed_values(environ, values))
     decision = _settle(planning.share_plan(plan, workers), user, stages=("import", "opt-in", "child"), frozen=())
     child = user | decision.set
-    if workers > 1:  # a child that imports us computes anew, and must divide by the same number
+    if plan.workers * workers != (process.settings.workers or 1):
+        # A child that imports us computes anew, and must divide by the same number.
         child[WORKERS] = str(plan.workers * workers)
     child[MARKER] = write_marker(Marker(origin, decision.set))
     return child
+
+
+def ours_and_users() -> tuple[dict[str, str], dict[str, str]]:
+    """The variables that hold a computed value now, and the user's environment without all that was computed.
+
+    While nothing is applied here, a governed parent's values are the computed ones.
+    """
+    with process.lock:
+        environ = _copy_environ()
+        held = computed_values(environ, _latest(environ).values)
+        user = _take_back(environ, held) if process.environ_before is None else dict(process.environ_before)
+    return held, user
+
+
+def _latest(environ: dict[str, str]) -> Marker:
+    """What was applied here, else by a governed parent."""
+    applied = process.applied
+    if applied is not None:
+        return Marker(applied.origin, applied.set)
+    marker, _ = read_marker(environ.get(MARKER))
+    return marker if marker is not None else Marker(Origin(), {})
 
 
 def warn_once_if_late(stacklevel: int = 4) -> None:
@@ -159,7 +187,7 @@ def _settle(
 
 def _frozen() -> tuple[str, ...]:
     """numba reads its variable again as it compiles, and raises if the number has changed since its threads started."""
-    return (NUMBA,) if "numba" in sys.modules else ()
+    return (NUMBA,) if sys.modules.get("numba") is not None else ()
 
 
 def _copy_environ() -> dict[str, str]:

@@ -32,7 +32,13 @@ class _NotifyingLoader:
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # an instance made without __init__
+            raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        """A copy, also a pickled one, is the real loader."""
+        return _itself, (self._loader,)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         created: ModuleType | None = self._loader.create_module(spec)
@@ -44,6 +50,10 @@ class _NotifyingLoader:
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._finder.notify(module)
+
+
+def _itself(loader: Any) -> Any:
+    return loader
 
 
 class _Finder:

@@ -47,6 +47,8 @@ class Settings(NamedTuple):
     """Whether import hooks may act on other libraries (``CGROUP_THREADS_PATCH``)."""
     omp_limit: bool = False
     """Whether OMP_THREAD_LIMIT is set as a backstop (``CGROUP_THREADS_OMP_LIMIT``)."""
+    follow_hidden: bool = False
+    """Whether the budget follows an estimated limit that no file shows (``CGROUP_THREADS_FOLLOW_HIDDEN``)."""
     verbose: bool = False
     """Whether importing prints one line on stderr (``CGROUP_THREADS_VERBOSE``)."""
     notices: tuple[Notice, ...] = ()
@@ -180,6 +182,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         override=reader.flag("OVERRIDE", False),
         patch=reader.flag("PATCH", True),
         omp_limit=reader.flag("OMP_LIMIT", False),
+        follow_hidden=reader.flag("FOLLOW_HIDDEN", False),
         verbose=reader.flag("VERBOSE", False),
         notices=tuple(reader.notices),
     )

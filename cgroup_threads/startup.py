@@ -39,10 +39,16 @@ def _begin() -> None:
     applied = apply()
     if settings.verbose:
         plan = applied.plan
-        print(
-            f"cgroup_threads: {plan.threads} threads, {plan.usable} usable cores (bound by {plan.bound_by})",
-            file=sys.stderr,
-        )
+        _say(f"cgroup_threads: {plan.threads} threads, {plan.usable} usable cores (bound by {plan.bound_by})")
+
+
+def _say(line: str) -> None:
+    """Print to standard error, if it is there."""
+    if sys.stderr is not None:  # print would take standard output instead
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # its descriptor is closed, or the object
+            pass
 
 
 def apply(plan: ThreadPlan | None = None) -> Applied:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .notices import Notice
 from .settings import Settings, read_settings
@@ -37,6 +37,14 @@ class ProcessState:
         self.plan: ThreadPlan | None = None
         """What would be applied, while nothing is."""
         self.ledger: Ledger | None = None
+        self.budget: object = None
+        """The core budget (``governor.core_budget.CoreBudget``); made at first use."""
+        self.slots: object = None
+        """In a forked child: its part in the slots that its parent shared, until its own budget takes it over."""
+        self.workers: object = None
+        """The threads of ``run`` (``governor.workers.Workers``); made at first use."""
+        self.configured: dict[str, Any] = {}
+        """Settings that ``configure`` has put over those of the environment."""
         self.hooks: dict[str, object] = {}
         """Import hooks and wrapped callables by name, so that each is installed once."""
         self._settings: Settings | None = None

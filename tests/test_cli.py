@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from cgroup_threads.cli import main
 from tests.lab import require_module
 from tests.lab.commands import COMMAND, clean_environ, inside, quota_group, run, run_cli, run_python
 
@@ -104,6 +107,19 @@ def test_a_module_that_cannot_be_imported_is_one_line_too(tmp_path: Path, error:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("status", ["0", "1", "'text'", ""])
+def test_a_module_that_ends_the_program_does_not_end_the_check(tmp_path: Path, status: str) -> None:
+    (tmp_path / "script.py").write_text(f"raise SystemExit({status})")
+    path = os.pathsep.join([clean_environ()["PYTHONPATH"], str(tmp_path)])
+    environ = {"PYTHONPATH": path, "CGROUP_THREADS_CORES": "2"}
+    for threads, code in (("24", 1), ("2", 0)):
+        done = run_cli("report", "--check", "--import", "script,json", OMP_NUM_THREADS=threads, **environ)
+        assert done.returncode == code
+        assert done.stdout.startswith("2 usable cores")
+        assert done.stderr.startswith("cgroup-threads: script ended with status ")
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_help_teaches() -> None:
     top = run_cli("--help")
     assert top.returncode == 0
@@ -137,6 +153,21 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")])
+def test_an_object_in_place_of_standard_output(
+    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Output(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    monkeypatch.setattr(sys, "stdout", Output())
+    code = main(["cores"])
+    monkeypatch.undo()
+    assert code == (141 if isinstance(error, BrokenPipeError) else 2)
+    assert capsys.readouterr().err == ("" if code == 141 else "cgroup-threads: error: No space left on device\n")
 
 
 def test_output_that_cannot_be_written() -> None:
@@ -221,7 +252,7 @@ def test_a_library_that_fails_to_answer_becomes_a_notice() -> None:
         "torch.get_num_threads = torch.get_num_interop_threads = torch.set_num_threads = broken\n"
         "print(json.dumps([[notice.code, notice.message] for notice in ct.report().notices]))"
     )
-    assert ["report-incomplete", "pools could not be read: RuntimeError: no answer"] in json.loads(done.stdout)
+    assert ["pool-unreadable", "torch does not tell its count: RuntimeError: no answer"] in json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("place", ["/proc", "/sys", "/sys/fs/cgroup"])

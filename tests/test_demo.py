@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cgroup_threads.demo import ArmResult, DemoResult, Round, run_demo
+from cgroup_threads.demo import ArmResult, Comparison, DemoResult, Round, run_demo
 from cgroup_threads.demo.quota import QuotaGroup
-from cgroup_threads.demo.table import compare, figure, quantile, remarks, render, summarise, to_dict
+from cgroup_threads.demo.table import compare, figure, find_differences, quantile, remarks, render, summarise, to_dict
 from cgroup_threads.demo.workloads import Workload, choose_workload
 from cgroup_threads.errors import InvalidArgumentError
 from tests.lab import models, require, require_module
@@ -53,15 +53,18 @@ def test_numpy_in_a_quota_group_of_its_own() -> None:
     assert found["quota"] == 0.5
     assert found["quota_directory"].endswith(made_by(process.pid))
     assert groups_left(made_by(process.pid)) == []
-    plain, governed = found["arms"]
-    assert (plain["name"], governed["name"]) == ("as the libraries choose", "governed")
-    for arm in (plain, governed):
-        assert arm["calls_per_second"] > 0
-        assert 0 < arm["p50_ms"] <= arm["p95_ms"]
-        assert arm["throttled_share"] is not None
-    assert governed["detail"] == "BLAS threads=1"
+    assert [comparison["callers"] for comparison in found["comparisons"]] == [1, 2]
+    for comparison in found["comparisons"]:
+        plain, governed = comparison["arms"]
+        assert (plain["name"], governed["name"]) == ("as the libraries choose", "governed")
+        for arm in (plain, governed):
+            assert arm["calls_per_second"] > 0
+            assert 0 < arm["p50_ms"] <= arm["p95_ms"]
+            assert arm["throttled_share"] is not None
+        assert governed["detail"] == "BLAS threads=1"
+        ratio = governed["calls_per_second"] / plain["calls_per_second"]
+        assert comparison["ratio"]["calls_per_second"] == pytest.approx(ratio)
     assert found["rounds"] == 2
-    assert found["ratio"]["calls_per_second"] == pytest.approx(governed["calls_per_second"] / plain["calls_per_second"])
     assert any("Only numpy was used: these figures do not show the fault" in remark for remark in found["remarks"])
 
 
@@ -176,13 +179,18 @@ def test_the_best_workload_that_is_installed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def make_arm(name: str, latency: float = 0.1, calls: int = 10, *, detail: str = "n=1", **changes: Any) -> ArmResult:
-    rounds = (Round((latency,) * calls, calls * latency / 2, 8, 100, 50), Round((latency,) * calls, 1.0, 12, 100, 100))
+    rounds = (
+        Round((latency,) * calls, calls * latency / 2, 8, 100, 50),
+        Round((latency * 1.01,) * calls, calls * latency / 2, 12, 100, 100),
+        Round((latency,) * calls, calls * latency / 2, 8, 100, 75),
+    )
     return ArmResult(name, detail, rounds)._replace(**changes)
 
 
-def make_result(*arms: ArmResult, **changes: Any) -> DemoResult:
+def make_result(*arms: ArmResult, callers: int = 2, **changes: Any) -> DemoResult:
     both = arms or (make_arm("as the libraries choose", 0.4), make_arm("governed"))
-    return DemoResult(LLAMA, 2, 3.0, both, 1.0, "/sys/fs/cgroup/demo", "", 64, ())._replace(**changes)
+    comparisons = (Comparison(callers, both),)
+    return DemoResult(LLAMA, 3.0, comparisons, 1.0, "/sys/fs/cgroup/demo", "", 64, ())._replace(**changes)
 
 
 def test_a_row_is_the_median_of_rounds_and_the_quantiles_of_calls() -> None:
@@ -196,7 +204,7 @@ def test_a_row_is_the_median_of_rounds_and_the_quantiles_of_calls() -> None:
 
 
 def test_the_ratio_is_above_1_where_governed_is_better() -> None:
-    rows = [summarise(arm) for arm in make_result().arms]
+    rows = [summarise(arm) for arm in make_result().comparisons[0].arms]
     assert compare(rows)["p50"] == pytest.approx(4.0)
     assert compare(rows[::-1])["p50"] == pytest.approx(0.25)
 
@@ -205,29 +213,89 @@ def test_the_table() -> None:
     lines = render(make_result()).splitlines()
     assert lines[:3] == [
         "llama-cpp-python, m.gguf, one short embedding a call",
-        "2 callers at once, rounds of 3 s taking turns, 64 CPUs visible",
+        "rounds of 3 s taking turns, 64 CPUs visible",
         "CPU quota of 1 core (/sys/fs/cgroup/demo)",
     ]
-    assert lines[4].split() == ["calls/s", "p50", "ms", "p95", "ms", "threads", "throttled"]
-    assert lines[5].split()[-6:] == ["7.50", "400", "400", "12", "75", "%"]
-    assert lines[6].split() == ["governed", "15.0", "100", "100", "12", "75", "%"]
-    assert lines[7].split()[-3:] == ["2.00x", "4.00x", "4.00x"]
+    assert lines[4].split() == [
+        "2",
+        "callers",
+        "at",
+        "once",
+        "calls/s",
+        "p50",
+        "ms",
+        "p95",
+        "ms",
+        "threads",
+        "throttled",
+    ]
+    assert lines[5].split()[-6:] == ["5.00", "400", "404", "12", "75", "%"]
+    assert lines[6].split() == ["governed", "20.0", "100", "101", "12", "75", "%"]
+    assert lines[7].split()[-3:] == ["4.00x", "4.00x", "4.00x"]
     assert max(map(len, lines)) <= 80
+
+
+def test_one_table_for_each_number_of_callers() -> None:
+    one = make_arm("as the libraries choose"), make_arm("governed")
+    result = make_result()
+    result = result._replace(comparisons=(Comparison(1, one), *result.comparisons))
+    text = render(result)
+    heads = [line.partition("  ")[0] for line in text.splitlines() if "calls/s" in line]
+    assert heads == ["1 caller", "2 callers at once"]
+    assert text.count("same: no measurable difference here") == 1
+    assert "1 caller: no measurable difference here." in text
+    assert "2 callers at once: 4.00 times better when governed." in text
+    assert [found["measurable"]["p50"] for found in to_dict(result)["comparisons"]] == [False, True]
+
+
+def test_what_is_noise_is_not_called_a_difference() -> None:
+    """Rounds that overlap, rounds that hardly differ, and rounds that are too few."""
+    calm = make_arm("as the libraries choose", 0.1)
+    slow = Round((0.3,) * 10, 1.5, 8, 100, 50)
+    wild = calm._replace(rounds=(*calm.rounds[:2], slow))
+    governed = make_arm("governed", 0.1)
+    for plain in (calm, wild, make_arm("as the libraries choose", 0.1045)):
+        result = make_result(plain, governed)
+        assert set(find_differences(result.comparisons[0]).values()) == {None}
+        assert "better when governed            same      same      same" in render(result)
+        assert "2 callers at once: no measurable difference here." in remarks(result)
+    for latency, expected in ((0.14, None), (0.2, pytest.approx(2.0))):
+        arms = make_arm("as the libraries choose", latency), governed
+        few = Comparison(1, tuple(arm._replace(rounds=arm.rounds[:1]) for arm in arms))
+        assert find_differences(few)["p50"] == expected
+
+
+def test_a_governed_arm_that_is_worse_is_said_to_be() -> None:
+    result = make_result(make_arm("as the libraries choose", 0.1), make_arm("governed", 0.2))
+    assert "2 callers at once: 2.00 times worse when governed." in remarks(result)
+    assert "0.50x" in render(result)
+
+
+def test_the_remark_names_the_figures_that_differ() -> None:
+    plain, governed = make_arm("as the libraries choose"), make_arm("governed")
+    slow_tail = tuple(r._replace(latencies=(0.1,) * 9 + (0.5,)) for r in plain.rounds)
+    result = make_result(plain._replace(rounds=slow_tail), governed)
+    assert "2 callers at once: p95 4.95 times better when governed." in remarks(result)
 
 
 def test_an_arm_that_never_ended_is_said_and_not_given_a_figure() -> None:
     stuck = make_arm("as the libraries choose", rounds=(), gave_up_after=15.0)
     result = make_result(stuck, make_arm("governed"))
+    result = result._replace(comparisons=result.comparisons * 2)  # whoever gave up stays so
     text = render(result)
-    assert "as the libraries choose: a round of 3 s had not ended after 15 s, and was given up." in remarks(result)
+    assert (
+        remarks(result).count("as the libraries choose: a round of 3 s had not ended after 15 s, and was given up.")
+        == 1
+    )
     assert "a round of 3 s had not ended" in text
     assert text.splitlines()[5].split()[-5:] == ["-", "-", "-", "-", "-"]
     assert "better when governed" not in text
-    found = to_dict(result)
-    assert found["arms"][0]["calls_per_second"] is None
-    assert found["arms"][0]["gave_up_after_seconds"] == 15.0
+    arm = to_dict(result)["comparisons"][0]["arms"][0]
+    assert arm["calls_per_second"] is None
+    assert arm["gave_up_after_seconds"] == 15.0
     first = stuck._replace(detail="", gave_up_after=60.0)
     assert "its first call had not ended after 60 s" in render(make_result(first, make_arm("governed")))
+    assert not any("small gap" in remark for remark in remarks(result._replace(cpus=2)))
 
 
 @pytest.mark.parametrize(
@@ -239,11 +307,20 @@ def test_an_arm_that_never_ended_is_said_and_not_given_a_figure() -> None:
         ({"workload": Workload("numpy", "", "numpy")}, "Only numpy was used: these figures do not show the fault"),
         ({"user_variables": ("OMP_NUM_THREADS=1",)}, "Your environment sets OMP_NUM_THREADS=1: both arms keep it"),
         ({}, "Libraries see 64 CPUs here and the quota is 1: the wider"),
-        ({"cpus": 2}, "Libraries see 2 CPUs here and the quota is 1, a small gap: the wider"),
+        ({"cpus": 2}, "Libraries see 2 CPUs here and the quota is 1: the wider"),
+        ({"cpus": 2, "quota": 0.5}, "Libraries see 2 CPUs here and the quota is 0.5: the wider"),
     ],
 )
 def test_remarks(changes: dict[str, Any], words: str) -> None:
     assert any(remark.startswith(words) for remark in remarks(make_result(**changes)))
+
+
+def test_a_small_gap_is_called_so_where_the_figures_are_small_too() -> None:
+    result = make_result(make_arm("as the libraries choose", 0.12), make_arm("governed", 0.1), cpus=2)
+    assert (
+        "Libraries see 2 CPUs here and the quota is 1, a small gap: the wider the gap, the worse they choose."
+        in remarks(result)
+    )
 
 
 def test_foreign_text_cannot_break_the_table() -> None:
@@ -277,6 +354,26 @@ def test_quantiles_are_observed_values() -> None:
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([3.0, 1.0, 2.0], 0.95) == 3.0
     assert quantile([7.0], 0.0) == 7.0
+
+
+def test_a_group_leaves_no_file_of_its_budget() -> None:
+    from cgroup_threads.demo.quota import create_group, remove_group
+    from cgroup_threads.detection import detect
+    from cgroup_threads.governor.slots import open_slots, slot_key
+
+    with quota_group(1.0):  # says whether a group can be made at all
+        pass
+    group = create_group(detect(), 1.0)
+    assert isinstance(group, QuotaGroup)
+    key = slot_key(group.directory)
+    assert key is not None
+    slots = open_slots(key)
+    try:
+        assert os.path.exists(slots.path)
+        assert remove_group(group)
+        assert not os.path.exists(slots.path)
+    finally:
+        slots.close()
 
 
 def test_a_group_that_was_there_before_is_left_alone() -> None:

@@ -173,3 +173,114 @@ print(json.dumps([gomp.omp_get_max_threads(), "libgomp" in cgroup_threads.apply(
 """
     assert ask(script, CGROUP_THREADS_CORES="1", OMP_NUM_THREADS="5") == [5, True]
     assert ask(script, CGROUP_THREADS_CORES="2") == [2, True]
+
+
+@pytest.mark.parametrize("set_by", ["plan", "variable", "both"])
+def test_the_workers_of_a_plan_reach_the_children(set_by: str) -> None:
+    script = """
+import json, os, subprocess, sys
+import cgroup_threads as ct
+if sys.argv[1] != "variable": ct.apply(ct.plan(workers=4))
+code = "import os, cgroup_threads; print(os.environ['OMP_NUM_THREADS'])"
+def ask(environ):
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    return environ["OMP_NUM_THREADS"], done.stdout.strip()
+print(json.dumps([ask(ct.child_environment()), ask(ct.child_environment(workers=2))]))
+"""
+    environ = {} if set_by == "plan" else {"CGROUP_THREADS_WORKERS": "4" if set_by == "variable" else "2"}
+    assert ask(script, set_by, CGROUP_THREADS_CORES="8", **environ) == [["2", "2"], ["1", "1"]]
+
+
+def test_a_childs_environment_says_no_workers_that_the_child_finds_itself() -> None:
+    script = """
+import json, cgroup_threads
+print(json.dumps("CGROUP_THREADS_WORKERS" in cgroup_threads.child_environment()))
+"""
+    assert ask(script, WEB_CONCURRENCY="2", CGROUP_THREADS_CORES="4") is False
+
+
+def test_auto_0_in_a_governed_child_takes_nothing_for_the_users() -> None:
+    script = (
+        """
+import json, os, subprocess, sys
+import cgroup_threads
+code = """
+        + repr(
+            """
+import json, cgroup_threads as ct
+report = ct.report()
+counts = {v.name: [v.asked, v.origin] for v in report.evidence.variables}
+print(json.dumps([[n.code for n in report.problems], counts["MKL_NUM_THREADS"], counts["OMP_NUM_THREADS"]]))
+"""
+        )
+        + """
+environ = {**os.environ, "CGROUP_THREADS_AUTO": "0", "CGROUP_THREADS_CORES": "1", "OMP_NUM_THREADS": "6"}
+print(subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout)
+"""
+    )
+    problems, computed, users = ask(script, CGROUP_THREADS_CORES="8")
+    assert problems == ["variable-harmful"]  # the one the user set, not the twelve that the parent computed
+    assert (computed, users) == ([None, "computed"], ["6", "user"])
+
+
+def test_a_smaller_plan_inside_a_block_holds_for_the_blocks_after_it() -> None:
+    require_module("numpy")
+    script = """
+import json
+import numpy, threadpoolctl
+blas = next(c for c in threadpoolctl.ThreadpoolController().lib_controllers if c.user_api == "blas")
+blas.set_num_threads(4)
+import warnings
+warnings.simplefilter("ignore")
+import cgroup_threads as ct
+counts = []
+with ct.limit_threads(1):
+    ct.apply(ct.plan()._replace(threads=2))
+    counts.append(blas.get_num_threads())
+for _ in range(2):
+    counts.append(blas.get_num_threads())
+    with ct.limit_threads(1): pass
+counts.append(blas.get_num_threads())
+print(json.dumps(counts))
+"""
+    assert ask(script, CGROUP_THREADS_AUTO="0", CGROUP_THREADS_CORES="4") == [1, 2, 2, 2]
+
+
+def test_applying_does_not_hold_a_lock_that_limits_wait_for() -> None:
+    """A limit that meets a new library leaves notices, which take the lock that ``apply`` works under."""
+    require_module("numpy")
+    script = """
+import json, threading
+import cgroup_threads as ct
+import numpy
+from cgroup_threads.state import process
+with ct.limit_threads(1): pass
+plan, gate = ct.plan(), threading.Barrier(2)
+def note():
+    with process.ledger.lock:
+        gate.wait()
+        gate.wait()
+        with process.lock: pass
+thread = threading.Thread(target=note); thread.start()
+gate.wait()
+lower = process.ledger.refresh
+def refresh():
+    gate.wait()
+    lower()
+process.ledger.refresh = refresh
+ct.apply(plan._replace(threads=1))
+thread.join()
+print(json.dumps("done"))
+"""
+    assert ask(script, CGROUP_THREADS_CORES="4") == "done"
+
+
+def test_undo_leaves_the_fork_guard_and_the_report_knows() -> None:
+    script = """
+import json, cgroup_threads as ct
+guarded = [ct.report().evidence.fork_guarded]
+ct.undo()
+print(json.dumps([*guarded, ct.report().evidence.fork_guarded]))
+"""
+    assert ask(script) == [True, True]
+    assert ask(script, CGROUP_THREADS_AUTO="0") == [False, False]

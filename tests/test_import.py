@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from cgroup_threads.settings import PREFIX, Settings
 from cgroup_threads.variables import VARIABLES
 from tests.lab import require, require_module
@@ -137,6 +139,20 @@ def test_verbose_prints_one_line_and_silence_is_the_default() -> None:
     assert ended.stderr == "cgroup_threads: 3 threads, 3 usable cores (bound by override)\n"
     quiet = run("import cgroup_threads")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("ending", ["sys.stderr = None", "os.close(2)", "sys.stderr.close()"])
+def test_verbose_without_standard_error_says_nothing(ending: str) -> None:
+    code = f"""
+import os, sys
+{ending}
+import cgroup_threads
+sys.stderr = None
+print([n.code for n in cgroup_threads.state.process.notices])
+os._exit(sys.stdout.flush() or 0)
+"""
+    ended = run(code, CGROUP_THREADS_VERBOSE="1", CGROUP_THREADS_CORES="3")
+    assert (ended.returncode, ended.stdout) == (0, "[]\n")
 
 
 def test_no_setting_can_make_the_import_fail() -> None:

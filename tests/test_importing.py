@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,6 +113,17 @@ def test_a_spec_looked_up_without_importing_behaves_like_the_real_one(example: C
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert seen == [module]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_specs_loader_is_the_real_one(copied: Callable[[Any], Any], example: Callable[..., Path]) -> None:
+    example()
+    when_imported("watched_example", lambda module: None)
+    spec = importlib.util.find_spec("watched_example")
+    assert spec is not None
+    loader = copied(spec.loader)
+    assert type(loader) is SourceFileLoader
+    assert loader.get_filename("watched_example") == spec.origin
 
 
 def test_other_modules_are_left_to_other_finders(example: Callable[..., Path]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 
 import pytest
 
@@ -95,6 +97,88 @@ async def main():
 asyncio.run(main())
 """
     assert limits_script(script) == [1, 3, "sent", 1, 1, None, 1, None, 3]
+
+
+def test_objects_and_partials_are_what_their_call_is() -> None:
+    script = """
+import functools
+def count():
+    with ct.limit_threads() as lease: return lease.threads
+class Coroutine:
+    async def __call__(self): return await asyncio.to_thread(count)
+class Generator:
+    def __call__(self): yield count()
+class AsyncGenerator:
+    async def __call__(self): yield await asyncio.to_thread(count)
+async def first(generator): return await anext(generator)
+one = ct.limit_threads(1)
+for wrapped in (lambda function: function, functools.partial):
+    seen += [asyncio.run(one(wrapped(Coroutine()))()), next(one(wrapped(Generator()))())]
+    seen.append(asyncio.run(first(one(wrapped(AsyncGenerator()))())))
+    see()
+"""
+    assert limits_script(script) == [1, 1, 1, [4, 4]] * 2
+
+
+def test_a_suspended_generator_keeps_nothing_alive() -> None:
+    class Batch:
+        pass
+
+    def batches() -> Generator[Batch, Batch, None]:
+        while True:
+            yield Batch()
+
+    limited = ct.limit_threads(1)(batches)()
+    item = weakref.ref(next(limited))
+    assert item() is None
+    sent = Batch()
+    item, given = weakref.ref(limited.send(sent)), weakref.ref(sent)
+    del sent
+    assert (item(), given()) == (None, None)
+
+
+def test_a_suspended_async_generator_keeps_nothing_alive() -> None:
+    class Batch:
+        pass
+
+    async def batches() -> AsyncGenerator[Batch, None]:
+        while True:
+            yield Batch()
+
+    async def look() -> object:
+        limited = ct.limit_threads(1)(batches)()
+        item = weakref.ref(await anext(limited))
+        alive = item()
+        await limited.aclose()
+        return alive
+
+    assert asyncio.run(look()) is None
+
+
+def test_what_a_generator_does_as_it_is_closed_is_its_own() -> None:
+    def returns() -> Generator[int, None, int]:
+        try:
+            yield 1
+        except GeneratorExit:
+            return 5
+        return 6
+
+    def ignores() -> Generator[int, None, None]:
+        try:
+            yield 1
+        except GeneratorExit:
+            yield 2
+
+    def outcome(generator: Generator[int, None, object], end: str) -> object:
+        next(generator)
+        try:
+            return generator.close() if end == "close" else generator.throw(GeneratorExit)  # type: ignore[func-returns-value]
+        except (RuntimeError, StopIteration) as error:
+            return repr(error)
+
+    for function in (returns, ignores):
+        for end in ("close", "throw"):
+            assert outcome(ct.limit_threads(1)(function)(), end) == outcome(function(), end)
 
 
 def test_what_inspect_sees_is_unchanged() -> None:

@@ -1,4 +1,4 @@
-"""The demo: one inference workload under concurrent callers, as the libraries choose and governed, side by side.
+"""The demo: one inference workload, as the libraries choose and governed, with one caller and with several.
 
 Each arm is a process of its own; both run in the same real quota, and their rounds take turns, so that a busy
 neighbour meets both.
@@ -45,7 +45,7 @@ class Round(NamedTuple):
 
 
 class ArmResult(NamedTuple):
-    """All rounds of one arm; ``gave_up_after`` is set (seconds) where a round never ended and the arm was killed."""
+    """All rounds of one arm; ``gave_up_after`` is set (seconds) once a round never ended and the arm was killed."""
 
     name: str
     detail: str
@@ -53,13 +53,19 @@ class ArmResult(NamedTuple):
     gave_up_after: float | None = None
 
 
+class Comparison(NamedTuple):
+    """Both arms with so many ``callers`` at once."""
+
+    callers: int
+    arms: tuple[ArmResult, ...]
+
+
 class DemoResult(NamedTuple):
     """What was measured and under which conditions; ``quota`` in cores, None where none was in force."""
 
     workload: Workload
-    callers: int
     seconds: float
-    arms: tuple[ArmResult, ...]
+    comparisons: tuple[Comparison, ...]
     quota: float | None
     quota_directory: str
     quota_refused: str
@@ -76,7 +82,9 @@ def run_demo(
     quota: float | None = None,
     tick: Tick | None = None,
 ) -> DemoResult:
-    """Measure both arms. Blocks for about ``2 * rounds * seconds`` and the loading of two models.
+    """Measure both arms with one caller, then with ``callers`` at once.
+
+    Blocks for about ``4 * rounds * seconds`` and the loading of two models.
 
     ``quota`` in cores: None keeps the one in force, or makes a group of 1.0 where there is none. A group that was
     made is removed on every way out. ``tick(done, total, what)`` is called several times a second. Raises
@@ -92,15 +100,15 @@ def run_demo(
     limits = detect()
     group, refused = find_group(limits, quota)
     try:
-        arms = _measure(Terms(workload, callers, seconds, rounds), group, tick or (lambda done, total, what: None))
+        terms = Terms(workload, callers, seconds, rounds)
+        comparisons = _measure(terms, group, tick or (lambda done, total, what: None))
     finally:
         if group is not None:
             remove_group(group)
     return DemoResult(
         workload=workload,
-        callers=callers,
         seconds=seconds,
-        arms=arms,
+        comparisons=comparisons,
         quota=None if group is None else group.cores,
         quota_directory="" if group is None else group.directory,
         quota_refused=refused,
@@ -131,50 +139,80 @@ def _user_variables() -> tuple[str, ...]:
     return tuple(f"{entry.name}={environ[entry.name]}" for entry in VARIABLES if environ.get(entry.name, "").strip())
 
 
-def _measure(terms: Terms, group: QuotaGroup | None, tick: Tick) -> tuple[ArmResult, ...]:
-    workload, callers, seconds, rounds = terms
-    total = len(ARMS) * (rounds + 1)
-    limit = max(10.0, 4 * seconds)
+def _measure(terms: Terms, group: QuotaGroup | None, tick: Tick) -> tuple[Comparison, ...]:
+    counts = sorted({1, terms.callers})
+    total = len(ARMS) * (1 + len(counts) * terms.rounds)
     done = 0
-    processes: list[ArmProcess] = []
-    details = [""] * len(ARMS)
-    results: list[list[Round]] = [[] for _ in ARMS]
-    gave_up: list[float | None] = [None] * len(ARMS)
+    arms: list[_Arm] = []
 
     def show(what: str) -> Callable[[], None]:
         return lambda: tick(done, total, what)
 
     try:
-        for index, (name, governed) in enumerate(ARMS):
-            processes.append(ArmProcess(name, workload, callers, governed, group))
-            if processes[index].wait(LOAD_LIMIT, show(f"loading, {name}")).data is None:
-                raise DemoError(name, f"loading did not end within {LOAD_LIMIT:g} s")
-            answer = processes[index].wait(FIRST_CALL_LIMIT, show(f"first call, {name}"))
-            if answer.data is None:
-                gave_up[index] = FIRST_CALL_LIMIT
-                processes[index].close()
-            else:
-                details[index] = answer.data["ready"]
+        for name, governed in ARMS:
+            arms.append(_Arm(name, ArmProcess(name, terms.workload, terms.callers, governed, group)))
+            arms[-1].begin(show)
             done += 1
-        for number in range(rounds):
-            # Every second round runs backwards: whoever came first in one comes last in the next.
-            for index in sorted(range(len(ARMS)), reverse=bool(number % 2)):
-                if gave_up[index] is None:
-                    before = None if group is None else read_throttling(group.directory)
-                    answer = processes[index].ask(seconds, limit, show(f"round {number + 1}, {ARMS[index][0]}"))
-                    if answer.data is None:
-                        gave_up[index] = seconds + limit
-                        processes[index].close()
-                    else:
-                        after = None if group is None else read_throttling(group.directory)
-                        results[index].append(_round(answer, throttling_between(before, after)))
-                done += 1
+        comparisons = []
+        for callers in counts:
+            for number in range(terms.rounds):
+                # Every second round runs backwards: whoever came first in one comes last in the next.
+                for arm in arms[:: -1 if number % 2 else 1]:
+                    arm.run(callers, terms.seconds, group, show(f"{arm.name}, {say_callers(callers)}"))
+                    done += 1
+            comparisons.append(Comparison(callers, tuple(arm.take() for arm in arms)))
     finally:
-        for process in processes:
-            process.close()
-    return tuple(
-        ArmResult(name, details[index], tuple(results[index]), gave_up[index]) for index, (name, _) in enumerate(ARMS)
-    )
+        for arm in arms:
+            arm.process.close()
+    return tuple(comparisons)
+
+
+def say_callers(callers: int) -> str:
+    """``callers`` in words."""
+    return "1 caller" if callers == 1 else f"{callers} callers at once"
+
+
+class _Arm:
+    """An arm that is measured: its process, and the rounds since the last ``take``."""
+
+    def __init__(self, name: str, process: ArmProcess) -> None:
+        self.name = name
+        self.process = process
+        self.detail = ""
+        self.rounds: list[Round] = []
+        self.gave_up: float | None = None
+
+    def begin(self, show: Callable[[str], Callable[[], None]]) -> None:
+        """Wait until the model is loaded and the first call has ended."""
+        if self.process.wait(LOAD_LIMIT, show(f"loading, {self.name}")).data is None:
+            raise DemoError(self.name, f"loading did not end within {LOAD_LIMIT:g} s")
+        answer = self.process.wait(FIRST_CALL_LIMIT, show(f"first call, {self.name}"))
+        if answer.data is None:
+            self._give_up(FIRST_CALL_LIMIT)
+        else:
+            self.detail = answer.data["ready"]
+
+    def run(self, callers: int, seconds: float, group: QuotaGroup | None, tick: Callable[[], None]) -> None:
+        """One round; nothing, once the arm was given up."""
+        if self.gave_up is not None:
+            return
+        limit = max(10.0, 4 * seconds)
+        before = None if group is None else read_throttling(group.directory)
+        answer = self.process.ask(callers, seconds, limit, tick)
+        if answer.data is None:
+            self._give_up(seconds + limit)
+            return
+        after = None if group is None else read_throttling(group.directory)
+        self.rounds.append(_round(answer, throttling_between(before, after)))
+
+    def take(self) -> ArmResult:
+        """What was measured since the last time."""
+        rounds, self.rounds = self.rounds, []
+        return ArmResult(self.name, self.detail, tuple(rounds), self.gave_up)
+
+    def _give_up(self, seconds: float) -> None:
+        self.gave_up = seconds
+        self.process.close()
 
 
 def _round(answer: Answer, throttling: Throttling | None) -> Round:

@@ -1,8 +1,8 @@
 """One arm of the demo, in a process of its own: loads the workload, then runs a round for each line it is sent.
 
 Protocol, one JSON object a line: on standard output ``{"loaded": true}``, ``{"ready": detail}`` after a first call,
-then for each ``{"seconds": s}`` read from standard input one ``{"latencies": [seconds], "elapsed": seconds}``;
-``{"error": text}`` where it failed. It ends when its input ends.
+then for each ``{"callers": n, "seconds": s}`` read from standard input one ``{"latencies": [seconds], "elapsed":
+seconds}``; ``{"error": text}`` where it failed. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def main(config: str) -> None:
         return
     print(json.dumps({"ready": calls.detail}), file=channel, flush=True)
     for line in sys.stdin:
-        result = run_round(calls.call, options["callers"], float(json.loads(line)["seconds"]))
+        request = json.loads(line)
+        result = run_round(calls.call, int(request["callers"]), float(request["seconds"]))
         print(json.dumps(result), file=channel, flush=True)
     # Threads of native pools may still spin: leave without waiting for them.
     channel.close()

@@ -85,7 +85,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 class ArmProcess:
-    """A running arm. ``close`` ends it in every case."""
+    """A running arm, for ``callers`` at once at most. ``close`` ends it in every case."""
 
     def __init__(self, name: str, workload: Workload, callers: int, governed: bool, group: QuotaGroup | None) -> None:
         self.name = name
@@ -102,11 +102,11 @@ class ArmProcess:
         )
         self._rest = b""
 
-    def ask(self, seconds: float, limit: float, tick: Callable[[], None]) -> Answer:
+    def ask(self, callers: int, seconds: float, limit: float, tick: Callable[[], None]) -> Answer:
         """Run one round of ``seconds``; give it up ``limit`` seconds after it should have ended."""
         assert self.child.stdin is not None
         try:
-            self.child.stdin.write(json.dumps({"seconds": seconds}).encode() + b"\n")
+            self.child.stdin.write(json.dumps({"callers": callers, "seconds": seconds}).encode() + b"\n")
             self.child.stdin.flush()
         except OSError:
             raise DemoError(self.name, self._last_words()) from None

@@ -8,6 +8,7 @@ import time
 from typing import Final, NamedTuple
 
 from ..detection.records import CpuLimits
+from ..governor.slot_file import slot_key
 from ..reporting.counters import read_text
 
 PERIOD_US: Final = 100_000
@@ -89,9 +90,23 @@ def create_group(limits: CpuLimits, cores: float) -> QuotaGroup | Refusal:
 
 
 def remove_group(group: QuotaGroup) -> bool:
-    """Kill what is left in a group made by ``create_group`` and remove it; False if the kernel would not."""
+    """Kill what is left in a group made by ``create_group`` and remove it; False if the kernel would not.
+
+    The file in which its members shared their core budget goes, too: those that are killed cannot remove it.
+    """
     if not group.procs:
         return True
+    key = slot_key(group.directory)
+    removed = _remove_directory(group)
+    if removed and key is not None:
+        try:
+            os.unlink(f"/dev/shm/cgroup_threads-{key}.slots")
+        except OSError:
+            pass  # there was none, or its last user removed it
+    return removed
+
+
+def _remove_directory(group: QuotaGroup) -> bool:
     deadline = time.monotonic() + REMOVAL_SECONDS
     while True:
         for word in (read_text(group.procs) or "").split():

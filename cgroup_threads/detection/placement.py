@@ -79,7 +79,7 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
     members = parse_membership(lines.text)
     if members.malformed:
         message = f"/proc/self/cgroup: {shown(members.malformed[0])} makes no sense"
-        notices.append(Notice("cgroup-malformed", message, "warning"))
+        notices.append(Notice("cgroup-malformed", message, "warning", OVERRIDE_FIX))
     cpu = _locate("cpu", members, mounts, table.text)
     cpuset = _locate("cpuset", members, mounts, table.text)
     if cpu is None:
@@ -89,8 +89,13 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
             message = "/proc/self/cgroup names no group of cpu, though there should be one"
             notices.append(Notice("cgroup-not-listed", message, "warning", OVERRIDE_FIX))
     else:
-        certain = table.text is not None and bool(cpu.chains)
+        certain = table.text is not None and bool(cpu.chains) and (cpu.version == 1 or not members.malformed)
         notices.extend(cpu.notices)
+        if cpu.version == 2 and table.text is not None and any(m.version == 1 and "cpu" in m.options for m in mounts):
+            # The controller lives in the v1 hierarchy then, where each process has a group.
+            certain = False
+            message = "/proc/self/cgroup names no group of cpu in the v1 hierarchy that is mounted"
+            notices.append(Notice("cgroup-not-listed", message, "warning", OVERRIDE_FIX))
     return Placement(lines, table, cpu, cpuset, certain, lxcfs, tuple(notices))
 
 

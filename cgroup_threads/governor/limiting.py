@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from ..environment import warn_once_if_late
-from ..errors import InvalidArgumentError, LeaseError, check_threads
-from ..planning import current_plan
-from ..pools.ledger import Lease, current
+from ..errors import LeaseError, check_threads
+from ..pools.ledger import Lease, ThreadState, current
 from ..state import process
+from .budget import Budget
+from .core_budget import check_patience, core_budget
+from .workers import Workers
 from .wrapping import wrap
 
 P = ParamSpec("P")
@@ -38,7 +41,7 @@ class ThreadLimit:
 
     def __init__(self, threads: int | None = None, *, patience: float | None = None) -> None:
         self._threads = threads if threads is None else check_threads(threads)
-        self._patience = _check_patience(patience)
+        self._patience = None if patience is None else check_patience(patience)
         self._open: list[Lease] = []
         """The entries not left yet. ``with`` finds its own by context; this is for an exit in another one."""
 
@@ -46,37 +49,58 @@ class ThreadLimit:
         if not process.warned:
             warn_once_if_late(stacklevel=3)
         ledger = process.ledger or current()
-        lease = self._lease()
+        lease = Lease(1, self, _find_outer())
         try:
+            self._admit(lease, ledger.local.thread or ledger.mine())
             ledger.enter(lease)
             self._open.append(lease)
             _innermost.set(lease)
         except BaseException:
             ledger.abandon(lease)
+            _give(lease)
             raise
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._leave()
+        lease = self._find()
         ledger = lease._ledger
-        if ledger is not None:
-            ledger.leave(lease)
+        try:
+            self._forget(lease)
+            if ledger is not None:
+                ledger.leave(lease)
+            if lease._budget is not None:
+                _give(lease)
+        except BaseException:
+            if ledger is not None:
+                ledger.abandon(lease)
+            _give(lease)
+            raise
 
     async def __aenter__(self) -> Lease:
         if not process.warned:
             warn_once_if_late(stacklevel=3)
-        lease = self._lease()
-        lease._ledger = process.ledger or current()
-        self._open.append(lease)
-        _innermost.set(lease)
+        lease = Lease(1, self, _find_outer())
+        try:
+            budget, top, patience = self._claim(lease)
+            await budget.claim_async(lease, top, patience)
+            lease._ledger = process.ledger or current()
+            self._open.append(lease)
+            _innermost.set(lease)
+        except BaseException:
+            lease._active = False
+            _give(lease)
+            raise
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave()._active = False
+        lease = self._find()
+        lease._active = False
+        self._forget(lease)
+        _give(lease)
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -84,38 +108,81 @@ class ThreadLimit:
     def __call__(self, function: Any, /) -> Any: ...
     def __call__(self, function: Any, /) -> Any:
         """``function`` under this limit, with its signature; coroutines, generators and methods stay what they are."""
-        return wrap(self, function)
+        return wrap(self._again, function)
+
+    def _again(self, at_once: bool = False) -> ThreadLimit:
+        """The same limit as an object of its own; ``at_once`` never waits for cores."""
+        return ThreadLimit(self._threads, patience=0.0 if at_once else self._patience)
 
     def __repr__(self) -> str:
         return f"limit_threads({'' if self._threads is None else self._threads})"
 
-    def _lease(self) -> Lease:
-        """A new lease inside the innermost one of this context that is still open."""
-        threads = self._threads
-        if threads is None:
-            threads = current_plan().threads
-        outer = _innermost.get()
-        if outer is None:
-            return Lease(threads, self)
-        while outer is not None and not outer.active:
-            outer = outer._outer
-        if outer is not None and outer.threads < threads:
-            threads = outer.threads
-        return Lease(threads, self, outer)
+    def _admit(self, lease: Lease, thread: ThreadState) -> None:
+        """Give ``lease`` its count: its caller's cores where that is in the same thread, else cores of a budget."""
+        outer = lease._outer
+        if outer is not None and outer._thread is thread:
+            asked = self._threads
+            lease.threads = outer.threads if asked is None or asked > outer.threads else asked
+            return
+        budget, top, patience = self._claim(lease)
+        if not thread.stale:
+            top = min(top, thread.levels.limit)  # an ``initializer``'s: cores above it would lie idle
+        budget.claim(lease, top, patience, block=_get_running_loop() is None)
 
-    def _leave(self) -> Lease:
-        """Take the entry that is being left: this context's, else (left in another one) the last one open."""
+    def _claim(self, lease: Lease) -> tuple[Budget, int, float | None]:
+        """The budget to ask, for how many cores at most, and how long to wait: arguments, then settings."""
+        core = core_budget()
+        patience = core.settings.patience if self._patience is None else self._patience
+        top = core.top if self._threads is None else self._threads
+        outer = lease._outer
+        if outer is None:
+            core.look()
+            return core.budget, top, patience
+        part = outer._part
+        if part is None:
+            with process.lock:
+                part = outer._part = outer._part or Budget(outer.threads, parent=outer)
+        assert isinstance(part, Budget)
+        return part, top, patience
+
+    def _find(self) -> Lease:
+        """The entry that is being left: this context's, else (left in another one) this thread's, else the last."""
         lease = _innermost.get()
         while lease is not None and not (lease._owner is self and lease._active):
             lease = lease._outer
+        if lease is not None:
+            return lease
+        entries = self._open
+        mine = process.ledger.local.thread if process.ledger is not None else None
+        for entry in reversed(tuple(entries)):
+            if entry._thread is mine:
+                return entry
         try:
-            if lease is None:
-                return self._open.pop()
-            self._open.remove(lease)
-        except (IndexError, ValueError):
+            return entries[-1]
+        except IndexError:
             raise LeaseError(f"{self!r} was left more often than entered") from None
-        _innermost.set(lease._outer)
-        return lease
+
+    def _forget(self, lease: Lease) -> None:
+        try:
+            self._open.remove(lease)
+        except ValueError:
+            raise LeaseError(f"{self!r} was left more often than entered") from None
+        if _innermost.get() is lease:
+            _innermost.set(lease._outer)
+
+
+def _find_outer() -> Lease | None:
+    """The innermost lease of this context that is still open."""
+    outer = _innermost.get()
+    while outer is not None and not outer.active:
+        outer = outer._outer
+    return outer
+
+
+def _give(lease: Lease) -> None:
+    budget = lease._budget
+    if isinstance(budget, Budget):
+        budget.give(lease)
 
 
 @overload
@@ -123,7 +190,7 @@ def limit_threads(threads: int | None = None, *, patience: float | None = None) 
 @overload
 def limit_threads(threads: Callable[P, R], /) -> Callable[P, R]: ...
 def limit_threads(threads: Any = None, *, patience: float | None = None) -> Any:
-    """Limit native thread pools to ``threads`` (default: the plan's count) inside a block or a function.
+    """Lease cores for a block or a function, and limit native thread pools to their number inside.
 
     ::
 
@@ -133,44 +200,77 @@ def limit_threads(threads: Any = None, *, patience: float | None = None) -> Any:
         @limit_threads                   # or @limit_threads(2)
         def embed(texts): ...
 
-    The block gets a ``Lease`` whose ``threads`` is the count that holds. Nested blocks never widen. ``patience`` is how
-    many seconds a block may wait for cores before it begins without them. Raises InvalidThreadsError for a count that
-    is no ``int`` of at least 1, InvalidArgumentError for a negative ``patience``.
+    All calls in flight share one budget of cores: a call alone gets all of them, ten get a few or wait for their
+    turn, first come, first served. ``threads`` is the most that this one may have. The block gets a ``Lease`` whose
+    ``threads`` is the count that holds. Nested blocks use their caller's cores and never widen.
+
+    ``patience`` is how many seconds a block may wait for cores before it begins on one thread without them; the default
+    waits as long as other calls end, at most 30 s. On an event loop's thread a ``with`` never waits; ``async with`` and
+    ``run`` do.
+
+    Raises InvalidThreadsError for a count that is no ``int`` of at least 1, InvalidArgumentError for a negative
+    ``patience``.
     """
-    if callable(threads):
+    if callable(threads) or isinstance(threads, classmethod):
         return ThreadLimit(patience=patience)(threads)
     return ThreadLimit(threads, patience=patience)
 
 
 async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run ``function(*args, **kwargs)`` in a worker thread of the event loop, under ``limit_threads()``.
+    """Run ``function(*args, **kwargs)`` in a worker thread under ``limit_threads()``, once there are cores for it.
 
-    The context is copied into the thread. If the waiting task is cancelled, the function runs on to its end, as with
-    ``asyncio.to_thread``.
+    The event loop runs on while it waits, and the thread begins when cores are granted, not before. The context is
+    copied into the thread. If the waiting task is cancelled, a function that has begun runs on to its end, and keeps
+    its cores until then.
     """
+    lease = Lease(1, None, _find_outer())
+    try:
+        budget, top, patience = ThreadLimit()._claim(lease)
+        await budget.claim_async(lease, top, patience)
+        context = copy_context()
+        future = _workers().submit(lambda: context.run(_run_limited, lease, lambda: function(*args, **kwargs)))
+    except BaseException:
+        _give(lease)
+        raise
+    try:
+        result: R = await asyncio.wrap_future(future)
+    finally:
+        if future.cancelled():  # before it began
+            _give(lease)
+    return result
 
-    def limited() -> R:
-        with limit_threads():
-            return function(*args, **kwargs)
 
-    async with limit_threads():
-        return await asyncio.to_thread(limited)
+def _run_limited(lease: Lease, call: Callable[[], R]) -> R:
+    """``call`` under a lease that was granted elsewhere."""
+    ledger = process.ledger or current()
+    try:
+        ledger.enter(lease)
+        _innermost.set(lease)
+        return call()
+    finally:
+        ledger.abandon(lease, doubt=False)
+        _give(lease)
+
+
+def _workers() -> Workers:
+    found = process.workers
+    if isinstance(found, Workers):
+        return found
+    with process.lock:
+        if not isinstance(process.workers, Workers):
+            process.workers = Workers()
+        made = process.workers
+    assert isinstance(made, Workers)
+    return made
 
 
 def initializer(threads: int | None = None) -> None:
     """Limit a worker of an executor for its life: ``ThreadPoolExecutor(8, initializer=initializer, initargs=(2,))``.
 
     Works for ThreadPoolExecutor, ProcessPoolExecutor and multiprocessing's pools. ``threads`` is what one worker may
-    use; the default is the plan's count. Raises InvalidThreadsError for a count below 1.
+    use; the default is the whole budget. It takes no cores: calls inside lease theirs. Raises InvalidThreadsError for
+    a count below 1.
     """
-    limit = ThreadLimit(threads)
+    count = core_budget().size.cores if threads is None else check_threads(threads)
     ledger = process.ledger or current()
-    ledger.enter(limit._lease())
-
-
-def _check_patience(patience: object) -> float | None:
-    if patience is None:
-        return None
-    if isinstance(patience, (int, float)) and not isinstance(patience, bool) and patience >= 0:
-        return float(patience)
-    raise InvalidArgumentError("patience", patience, "a number of seconds of at least 0")
+    ledger.enter(Lease(count))

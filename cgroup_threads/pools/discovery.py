@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..notices import Notice
 from ..state import process
+from .guarding import note_retired
 from .maps import NATIVE_PREFIXES, library_paths
 
 
@@ -55,6 +56,8 @@ def _controllers(paths: dict[str, None]) -> tuple[Any, ...]:
             add(path)
         except OSError:
             continue  # unloaded between the list and the look
+        except Exception as error:  # noqa: BLE001 - a controller that another package has registered
+            note_retired(path, "looked at", error)
     return tuple(holder.lib_controllers)
 
 

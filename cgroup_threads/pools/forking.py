@@ -31,6 +31,11 @@ def register() -> None:
         os.register_at_fork(before=unpaused.pause, after_in_child=unpaused.in_child)
 
 
+def registered() -> bool:
+    """Whether the callbacks are installed; they stay for the life of the process."""
+    return _HOOK in process.hooks
+
+
 class _Unpaused:
     """The runtimes that could not be paused before the fork under way (each thread forks for itself)."""
 
@@ -48,7 +53,7 @@ class _Unpaused:
     def in_child(self) -> None:
         process.lock = threading.RLock()  # another thread of the parent may have held it
         ended, process.ledger = process.ledger, None
-        if OPENCV in sys.modules:
+        if sys.modules.get(OPENCV) is not None:
             process.hooks[OPENCV_LEFT] = True
         try:
             if ended is not None:

@@ -9,80 +9,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
-from types import ModuleType
-from typing import Final
+from collections.abc import Callable
 
 from ..errors import LeaseError
-from ..importing import when_imported
 from ..state import process
-from . import forking, numba_launch
-from .levels import FREE, Levels
+from . import forking
+from .guarding import attempt
+from .leases import Lease, ThreadState, smallest
+from .levels import FREE
 from .registry import Registry
+from .shares import Shares
+from .watching import watch_imports
 
-# Modules whose import brings pools, or makes ready what drives one. A limit that is active is applied right after.
-WATCHED: Final = (
-    "numpy",
-    "scipy.linalg",
-    "sklearn",
-    "sklearn.utils",
-    "torch",
-    "cv2",
-    "numexpr",
-    "numba",
-    "pyarrow",
-    "mkl",
-    "faiss",
-    "onnxruntime",
-    "tensorflow",
-    "llama_cpp",
-    "ctranslate2",
-    "xgboost",
-    "lightgbm",
-    "jaxlib",
-    "blis",
-)
-
-
-class Lease:
-    """One entry into a limit. ``threads`` is the count that holds, ``waited_s`` the seconds it waited for cores."""
-
-    __slots__ = ("_active", "_ledger", "_outer", "_owner", "_thread", "threads", "waited_s")
-
-    def __init__(self, threads: int, owner: object = None, outer: Lease | None = None) -> None:
-        self.threads = threads
-        self.waited_s = 0.0
-        self._active = True
-        self._owner = owner
-        """What was entered."""
-        self._outer = outer
-        """The lease that was current around this one."""
-        self._ledger: Ledger | None = None
-        self._thread: ThreadState | None = None
-
-    @property
-    def active(self) -> bool:
-        """Whether the block is still open. A lease that a fork carried into a child is not."""
-        return self._active and (self._ledger is None or not self._ledger.closed)
-
-    def __repr__(self) -> str:
-        return f"Lease(threads={self.threads}, waited_s={self.waited_s:g}, active={self.active})"
-
-
-class ThreadState:
-    """A thread's leases and its own pools. ``lock`` guards the leases; only the thread itself sets its pools."""
-
-    __slots__ = ("dead", "leases", "levels", "lock", "stale", "touched")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.leases: list[Lease] = []
-        self.levels = Levels()
-        self.stale = False
-        """Another thread ended a lease of this one, or there are new pools: settle at the next operation."""
-        self.touched: object = None
-        """The function that set torch up in this thread, once called."""
-        self.dead = False
+__all__ = ["Lease", "Ledger", "ThreadState", "current", "watch_imports"]
 
 
 class _End:
@@ -100,39 +39,62 @@ class _End:
 
 
 class _Local(threading.local):
+    thread: ThreadState = None  # type: ignore[assignment]  # for a finalizer that runs while __init__ does
+    end: _End
+
     def __init__(self, ledger: Ledger) -> None:
-        self.thread = ThreadState()
-        self._end = _End(ledger, self.thread)
+        thread = ThreadState()
+        end = _End(ledger, thread)
+        if not self.thread:  # nothing has come in between
+            self.end, self.thread = end, thread
 
 
-class Ledger:
-    """Both ledgers of a process. A forked child starts a new one; the old is ``closed`` and its leases do nothing."""
+class Ledger(Shares):
+    """Both ledgers of a process. A forked child starts a new one; the old is ``closed`` and its leases do nothing.
+
+    An operation may be interrupted by an exception, or by another operation of the same thread (finalizers and signal
+    handlers run between any two steps). Both are told by ``ThreadState.busy``; nothing that comes while it is set waits
+    for a lock, so that nothing waits for itself.
+    """
 
     def __init__(self, registry: Registry) -> None:
-        self.registry = registry
-        self.lock = threading.Lock()
-        """Guards ``levels``, ``shares`` and the registry. Taken after a thread's lock, never before."""
-        self.levels = Levels()
-        self.shares: dict[ThreadState, int] = {}
-        """The limit of each thread that has one."""
-        self.closed = False
+        super().__init__(registry)
         self.local = _Local(self)
-        self._retired: deque[ThreadState] = deque()
+
+    def mine(self) -> ThreadState:
+        """The state of the calling thread."""
+        if not self.local.thread:
+            self.local.__init__(self)  # type: ignore[misc]  # the one under way finds it done
+        return self.local.thread
 
     def enter(self, lease: Lease) -> None:
         """Begin ``lease`` in the calling thread. If this is interrupted, ``abandon`` must follow."""
         registry = self.registry
         if registry.news.value is not None or registry.dirty:
             self.refresh()
-        mine = self.local.thread
+        mine = self.local.thread or self.mine()
         lease._ledger, lease._thread = self, mine
-        with mine.lock:
+        if (mine.busy or self._burier) and self._is_inside(mine):
             mine.leases.append(lease)
-            limit = mine.levels.limit
-            if lease.threads < limit or mine.stale:
-                self._settle(mine)
-            elif lease.threads > limit:
-                lease.threads = limit
+            mine.stale = True
+            lease.threads = smallest(mine.leases)
+            return
+        mine.busy = True
+        try:
+            with mine.lock:
+                mine.leases.append(lease)
+                limit = mine.levels.limit
+                if mine.stale:
+                    self._settle(mine)
+                    lease.threads = min(lease.threads, mine.levels.limit)
+                elif lease.threads < limit:
+                    self._settle(mine)
+                elif lease.threads > limit:
+                    lease.threads = limit
+        finally:
+            mine.busy = False
+        if mine.stale:
+            self._catch_up(mine)
 
     def leave(self, lease: Lease) -> None:
         """End ``lease``. From another thread the process's share ends now, the owner's pools at its next operation.
@@ -145,68 +107,87 @@ class Ledger:
         owner = lease._thread
         if owner is None or not lease._active:
             raise LeaseError("this limit was left already")
+        mine = self.local.thread or self.mine()
+        if owner is not mine or ((mine.busy or self._burier) and self._is_inside(mine)):
+            self.abandon(lease, doubt=False)
+            return
         try:
-            with owner.lock:
-                lease._active = False
-                if owner is self.local.thread:
-                    owner.leases.remove(lease)
-                    if lease.threads <= owner.levels.limit or owner.stale:
-                        self._settle(owner)
-                elif not owner.dead:
-                    owner.stale = True
-                    self._share(owner, _smallest(owner.leases))
+            mine.busy = True
+            try:
+                with mine.lock:
+                    lease._active = False
+                    mine.leases.remove(lease)
+                    if lease.threads <= mine.levels.limit or mine.stale:
+                        self._settle(mine)
+            finally:
+                mine.busy = False
+            if mine.stale:
+                self._catch_up(mine)
         except BaseException:
             self.abandon(lease)
             raise
 
-    def abandon(self, lease: Lease) -> None:
+    def abandon(self, lease: Lease, *, doubt: bool = True) -> None:
         """Undo an ``enter`` or finish a ``leave`` that an exception interrupted, wherever it was."""
         lease._active = False
         owner = lease._thread
         if owner is None or self.closed:
             return
-        with owner.lock:
-            owner.stale = True
-            if owner is self.local.thread:
-                owner.levels.doubt()
-                self._settle(owner)
-            elif not owner.dead:
-                self._share(owner, _smallest(owner.leases))
+        owner.stale = True
+        mine = self.local.thread or self.mine()
+        if owner is not mine:
+            mine.later.append(lambda: self._share_again(owner))
+            mine.stale = True
+        elif doubt:
+            mine.doubted = True
+        self._catch_up(mine)
 
     def settle(self, doubt: bool = False) -> None:
         """Bring the calling thread's pools in line, if it has anything open. ``doubt``: set them all again."""
-        mine = self.local.thread
-        with mine.lock:
-            if doubt:
-                mine.levels.doubt()
-            if mine.stale or not mine.levels.settled:
-                self._settle(mine)
+        mine = self.local.thread or self.mine()
+        if doubt:
+            mine.doubted = mine.stale = True
+        if not mine.levels.settled:
+            mine.stale = True
+        self._catch_up(mine)
 
     def refresh(self) -> None:
-        """Look for new pools, and put limits that are active on them."""
+        """Look for new pools, and put limits that are active on them. Within an operation of this thread: nothing."""
+        mine = self.local.thread or self.mine()
+        if self._is_inside(mine):
+            return
+        mine.busy = True
+        try:
+            with self.lock:
+                self.registry.refresh()
+                for thread in tuple(self.shares):
+                    thread.stale = True
+                if self.shares:
+                    self.levels.settled = False
+                    self._settle_process()
+        finally:
+            mine.busy = False
+        self._catch_up(mine)
 
-        with self.lock:
-            self.registry.refresh()
-            for thread in tuple(self.shares):
-                thread.stale = True
-            if self.shares:
-                self.levels.settled = False
-                self._settle_process()
-
-    def imported(self, module: ModuleType) -> None:
-        """A watched module was imported to its end, by this thread."""
+    def imported(self) -> None:
+        """A module that brings pools was imported to its end, by this thread."""
         self.registry.dirty = True
-        numba_launch.watch(self)
         if self.shares:
             self.refresh()
             self.settle()
 
-    def retire(self, thread: ThreadState) -> None:
-        """The thread has ended: so has its share. Called from a finalizer, hence anywhere: it never waits."""
-        thread.dead = True
-        if thread in self.shares and not self.closed:
-            self._retired.append(thread)
-            self._bury()
+    def exclusively(self, function: Callable[[ThreadState], None]) -> None:
+        """Call ``function`` with the calling thread's state while no other operation is under way in this thread or on
+        the process's pools; within an operation of this thread, at its end. ``function`` may be called twice."""
+        mine = self.local.thread or self.mine()
+
+        def call() -> None:
+            with mine.lock, self.lock:
+                function(mine)
+
+        mine.later.append(call)
+        mine.stale = True
+        self._catch_up(mine)
 
     def close(self) -> None:
         """In a forked child: end what the parent had begun, and put the pools back to their counts.
@@ -214,70 +195,92 @@ class Ledger:
         The only thread here is the one that forked. Locks may be held for ever by threads that do not exist here.
         """
         self.closed = True
+        mine = self.mine()
+        if mine.busy:  # forked by a signal handler: the operation that it came into goes on here, and ends with this
+            mine.stale = True
+            return
+        self._free(mine)
+
+    def _free(self, mine: ThreadState) -> None:
         registry = self.registry
-        self.local.thread.levels.hold(registry.thread_ops, FREE)
-        self.levels.hold(registry.process_ops, FREE)
+        try:
+            mine.levels.hold(registry.thread_ops, FREE)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            registry.hold_guarded(mine.levels, "thread", FREE, 0, error)
+        try:
+            self.levels.hold(registry.process_ops, FREE)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            registry.hold_guarded(self.levels, "process", FREE, 0, error)
+
+    def _receive(self) -> None:
+        if self.local.thread:
+            self._catch_up(self.local.thread)
+
+    def _catch_up(self, mine: ThreadState) -> None:
+        """Do what was left for later, unless this thread is in an operation: that one comes here at its end."""
+        while mine.stale and not self._is_inside(mine):
+            mine.busy = True
+            try:
+                if self.closed:
+                    mine.stale = False
+                    self._free(mine)
+                    return
+                while mine.later:
+                    try:
+                        mine.later[0]()
+                    except Exception:
+                        del mine.later[0]
+                        raise
+                    del mine.later[0]
+                with mine.lock:
+                    self._settle(mine)
+            finally:
+                mine.busy = False
 
     def _settle(self, mine: ThreadState) -> None:
         """In the thread concerned, with its lock held."""
         leases = mine.leases
-        if mine.stale:
-            mine.stale = False
-            leases[:] = [lease for lease in leases if lease._active]
-        limit = _smallest(leases) if leases else FREE
-        if limit != self.shares.get(mine, FREE) or not self.levels.settled:
-            self._share(mine, limit)
-        registry = self.registry
-        if limit != FREE and registry.touch_torch is not mine.touched:
-            self._touch_torch(mine)
-        mine.levels.hold(registry.thread_ops, limit)
-        if registry.unproved and limit != FREE:
-            registry.prove(limit)
+        try:
+            if mine.stale:
+                mine.stale = False
+                if mine.later:  # that is for the end of the operation
+                    mine.stale = True
+                for lease in tuple(leases):
+                    if not lease._active:
+                        leases.remove(lease)
+                if mine.doubted:
+                    mine.doubted = False
+                    mine.levels.doubt()
+            limit = smallest(leases) if leases else FREE
+            if limit != self.shares.get(mine, FREE) or not self.levels.settled:
+                self._share(mine, limit)
+            registry = self.registry
+            if limit != FREE and registry.touch_torch is not mine.touched:
+                self._touch_torch(mine)
+            try:
+                mine.levels.hold(registry.thread_ops, limit, self.ours)
+            except Exception as error:  # noqa: BLE001 - foreign code
+                with self.lock:
+                    registry.hold_guarded(mine.levels, "thread", limit, self.ours, error)
+            if registry.unproved and limit != FREE:
+                registry.prove(limit)
+        except BaseException:
+            mine.stale = mine.doubted = True
+            raise
 
     def _touch_torch(self, mine: ThreadState) -> None:
         """torch sets a thread up at its first operation there, from its own default, which would end a limit."""
         touch = self.registry.touch_torch
         if touch is not None:
-            touch()
+            attempt("torch", "read", touch)
         mine.touched = touch
         mine.levels.doubt()
 
-    def _share(self, thread: ThreadState, limit: int) -> None:
-        shares, levels = self.shares, self.levels
-        with self.lock:
-            if limit != FREE:
-                shares[thread] = limit
-            elif thread in shares:
-                del shares[thread]
-            smallest = min(shares.values()) if shares else FREE
-            if smallest != levels.limit or not levels.settled:
-                levels.hold(self.registry.process_ops, smallest)
-        if self._retired:
-            self._bury()
-
-    def _settle_process(self) -> None:
-        """With the ledger's lock held."""
-        limit = min(self.shares.values()) if self.shares else FREE
-        levels = self.levels
-        if limit != levels.limit or not levels.settled:
-            levels.hold(self.registry.process_ops, limit)
-
-    def _bury(self) -> None:
-        """Whoever holds the lock looks here again after releasing it, so that nothing is left behind."""
-        while self._retired and self.lock.acquire(blocking=False):
-            try:
-                self.shares.pop(self._retired.popleft(), None)
-                self._settle_process()
-            finally:
-                self.lock.release()
-
-
-def _smallest(leases: list[Lease]) -> int:
-    limit = FREE
-    for lease in leases:
-        if lease.threads < limit and lease._active:
-            limit = lease.threads
-    return limit
+    def _share_again(self, owner: ThreadState) -> None:
+        """The calling thread has ended a lease of another."""
+        with owner.lock:
+            if not self.closed:
+                self._share(owner, FREE if owner.dead else smallest(owner.leases))
 
 
 def current() -> Ledger:
@@ -287,19 +290,9 @@ def current() -> Ledger:
         return ledger
     with process.lock:
         if process.ledger is None:
-            process.ledger = Ledger(Registry())
             watch_imports()
             forking.register()
+            made = Ledger(Registry())
+            if process.ledger is None:  # a finalizer may have come here in between
+                process.ledger = made
         return process.ledger
-
-
-def watch_imports() -> None:
-    """Have active limits applied to libraries right after they are imported, unless CGROUP_THREADS_PATCH=0."""
-    if process.settings.patch:
-        for name in WATCHED:
-            when_imported(name, _imported)
-
-
-def _imported(module: ModuleType) -> None:
-    if process.ledger is not None:
-        process.ledger.imported(module)

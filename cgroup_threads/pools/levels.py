@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from .registry import Op
 
@@ -16,43 +16,35 @@ FREE: Final = sys.maxsize
 """The limit that is none."""
 
 
-class _Recipe(NamedTuple):
+class _Recipe:
     """How ``limit`` begins on ``ops`` whose counts are ``base``: the calls, and the records they leave."""
 
-    ops: tuple[Op, ...]
-    limit: int
-    base: list[int]
-    now: list[int]
-    undo: list[int | None]
-    exact: tuple[tuple[Callable[[int], object], int], ...]
-    inexact: tuple[tuple[int, Callable[[int], object], int], ...]
-    back: tuple[tuple[Callable[[int], object], int], ...]
-    """What puts the exact ones back that were changed."""
-    kept: tuple[tuple[Callable[[], int], Callable[[int], object], int], ...]
-    """The exact ones that were low enough: put back if the user has changed them."""
+    __slots__ = ("back", "base", "exact", "inexact", "kept", "limit", "now", "ops", "ours", "undo")
+
+    def __init__(self, ops: tuple[Op, ...], limit: int, ours: int, base: list[int]) -> None:
+        now = [_target(op, before, limit, ours) for op, before in zip(ops, base, strict=True)]
+        rows = [(index, *op[1:3], base[index]) for index, op in enumerate(ops) if now[index] != base[index]]
+        undo: list[int | None] = [None] * len(base)
+        for index, _, exact, before in rows:
+            undo[index] = before if exact else None
+        self.ops, self.limit, self.ours = ops, limit, ours
+        self.base = base.copy()  # the list itself grows and changes while the limit holds
+        self.now, self.undo = now, undo
+        self.exact = tuple((put, limit) for _, put, exact, _ in rows if exact)
+        self.inexact = tuple((index, put, limit) for index, put, exact, _ in rows if not exact)
+        self.back = tuple((put, before) for _, put, exact, before in rows if exact)
+        """What puts the exact ones back that were changed."""
+        self.kept = tuple((op[0], op[1], n) for op, n, left in zip(ops, base, now, strict=True) if op[2] and n == left)
+        """The exact ones that were right already: put back if the user has changed them."""
 
 
-def _make_recipe(ops: tuple[Op, ...], limit: int, base: list[int]) -> _Recipe:
-    now = [min(before, limit) for before in base]
-    rows = [(index, op, before) for index, (op, before) in enumerate(zip(ops, base, strict=True)) if before > limit]
-    undo: list[int | None] = [None] * len(base)
-    for index, (_, _, exact), before in rows:
-        undo[index] = before if exact else None
-    return _Recipe(
-        ops,
-        limit,
-        base,
-        now,
-        undo,
-        exact=tuple((put, limit) for _, (_, put, exact), _ in rows if exact),
-        inexact=tuple((index, put, limit) for index, (_, put, exact), _ in rows if not exact),
-        back=tuple((put, before) for _, (_, put, exact), before in rows if exact),
-        kept=tuple((get, put, n) for (get, put, exact), n in zip(ops, base, strict=True) if exact and n <= limit),
-    )
+def _target(op: Op, before: int, limit: int, ours: int) -> int:
+    """Where ``limit`` takes a pool that was at ``before``: up only if that is a count of ``ours``."""
+    return limit if op[3] and before == ours > 0 else min(before, limit)
 
 
 class Levels:
-    """``hold`` brings the pools to the smaller of a limit and their baseline.
+    """``hold`` brings the pools to the smaller of a limit and their baseline, and up to a limit where that is ours.
 
     The baseline is read when a limit begins and put back when it ends, also where the user changed a count meanwhile.
     """
@@ -74,27 +66,36 @@ class Levels:
         self._simple: _Recipe | None = None
         """The recipe, while nothing but its calls was made."""
 
-    def hold(self, ops: tuple[Op, ...], limit: int) -> None:
-        """Make ``limit`` hold on the pools ``ops`` (those of the last call, and perhaps more behind them)."""
+    def hold(self, ops: tuple[Op, ...], limit: int, ours: int = 0) -> None:
+        """Make ``limit`` hold on the pools ``ops`` (those of the last call, and perhaps more behind them).
+
+        ``ours`` is the baseline of those it may raise; 0 for none.
+        """
         self.settled = False
         base = self._base
         if limit == FREE:
             if base is not None:
                 self._restore(ops, base)
         elif base is None:
-            self._begin(ops, limit)
+            self._begin(ops, limit, ours)
         else:
             if len(base) < len(ops):
                 self._extend(ops, base)
-            self._lower(ops, base, limit)
+            self._move(ops, base, limit, ours)
         self.limit = limit
         self.settled = True
 
-    def _begin(self, ops: tuple[Op, ...], limit: int) -> None:
-        base = [get() for get, _, _ in ops]
+    def _begin(self, ops: tuple[Op, ...], limit: int, ours: int) -> None:
+        base = [get() for get, _, _, _ in ops]
         recipe = self._recipe
-        if recipe is None or recipe.limit != limit or recipe.base != base or recipe.ops is not ops:
-            recipe = self._recipe = _make_recipe(ops, limit, base)
+        if (
+            recipe is None
+            or recipe.limit != limit
+            or recipe.ops is not ops
+            or recipe.ours != ours
+            or recipe.base != base
+        ):
+            recipe = self._recipe = _Recipe(ops, limit, ours, base)
         # No call in between: all three or none. After an interruption here, ``doubt`` sets everything again, and what
         # was not changed yet is put back to what it is.
         self._base, self._now, self._undo, self._simple = base, recipe.now, recipe.undo[:], recipe
@@ -103,18 +104,18 @@ class Levels:
         for index, put, target in recipe.inexact:
             self._put_inexact(index, put, target)
 
-    def _lower(self, ops: tuple[Op, ...], base: list[int], limit: int) -> None:
+    def _move(self, ops: tuple[Op, ...], base: list[int], limit: int, ours: int) -> None:
         self._leave_recipe()
         now, undo = self._now, self._undo
-        for index, (_, put, exact) in enumerate(ops):
-            target = base[index]
-            target = min(target, limit)
+        for index, (_, put, exact, grows) in enumerate(ops):
+            before = base[index]
+            target = limit if before > limit or (grows and before == ours > 0) else before  # as ``_target``, uncalled
             if now[index] == target:
                 continue
             if undo[index] is not None:
                 put(target)
             elif exact:
-                undo[index] = base[index]
+                undo[index] = before
                 put(target)
             else:
                 self._put_inexact(index, put, target)
@@ -141,7 +142,7 @@ class Levels:
             for index, put, _ in simple.inexact:
                 put(self._undo[index])  # type: ignore[arg-type]  # ``_begin`` has recorded it
         else:
-            for (get, put, exact), before, back in zip(ops, base, self._undo, strict=False):  # ops may have grown
+            for (get, put, exact, _), before, back in zip(ops, base, self._undo, strict=False):  # ops may have grown
                 if back is not None:
                     put(back)
                 elif exact and get() != before:
@@ -151,7 +152,7 @@ class Levels:
     def _extend(self, ops: tuple[Op, ...], base: list[int]) -> None:
         self._leave_recipe()
         del self._now[len(base) :], self._undo[len(base) :]  # left by an interrupted call
-        for get, _, _ in ops[len(base) :]:
+        for get, _, _, _ in ops[len(base) :]:
             before = get()
             self._now.append(before)
             self._undo.append(None)
@@ -166,6 +167,7 @@ class Levels:
     def rebase(self, threads: int) -> None:
         """Lower the baseline itself to ``threads`` at most: what a running limit will put back."""
         if self._base is not None:
-            self._simple = None
-            self._base[:] = [min(before, threads) for before in self._base]
-            self._undo[:] = [None if back is None else min(back, threads) for back in self._undo]
+            self._leave_recipe()
+            base = [min(before, threads) for before in self._base]
+            undo = [None if back is None else min(back, threads) for back in self._undo]
+            self._base, self._undo = base, undo

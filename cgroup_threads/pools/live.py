@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from ..errors import check_threads, first_line
 from ..notices import Notice
 from ..state import process
 from . import ledger
+from .guarding import attempt
 from .records import Pool, PoolState
 from .registry import Registry, not_followed
 
@@ -26,21 +28,32 @@ def describe() -> tuple[PoolState, ...]:
     states = [_read(pool) for pool in registry.pools]
     torch = _torch()
     if torch is not None:
-        detail = f"intra-op count of the calling thread; inter-op threads: {torch.get_num_interop_threads()}"
-        path, version = str(torch.__file__), str(torch.__version__)
-        states.append(PoolState("torch", path, version, "thread", torch.get_num_threads(), detail))
+        try:
+            states.append(_read_torch(torch))
+        except Exception as error:  # noqa: BLE001 - foreign code
+            _note_unreadable("torch", error)
     return tuple(states)
+
+
+def _read_torch(torch: Any) -> PoolState:
+    detail = f"intra-op count of the calling thread; inter-op threads: {torch.get_num_interop_threads()}"
+    path, version = str(torch.__file__), str(torch.__version__)
+    return PoolState("torch", path, version, "thread", torch.get_num_threads(), detail)
 
 
 def _read(pool: Pool) -> PoolState:
     """The pool's state; no count and a notice where the library raises (one pool must not hide the others)."""
     try:
-        count = pool.get()
+        count = pool.real()
     except Exception as error:  # noqa: BLE001 - foreign code
         count = None
-        message = f"{pool.name} does not tell its count: {type(error).__name__}: {first_line(error)}"
-        process.note(Notice("pool-unreadable", message, "warning"))
+        _note_unreadable(pool.name, error)
     return PoolState(pool.name, pool.path, pool.version, pool.scope, count, pool.detail)
+
+
+def _note_unreadable(name: str, error: Exception) -> None:
+    message = f"{name} does not tell its count: {type(error).__name__}: {first_line(error)}"
+    process.note(Notice("pool-unreadable", message, "warning"))
 
 
 def lower(threads: int) -> tuple[Notice, ...]:
@@ -48,15 +61,17 @@ def lower(threads: int) -> tuple[Notice, ...]:
     check_threads(threads)
     now = ledger.current()
     now.refresh()
-    notices = [*_lower_torch(threads)]
-    mine = now.local.thread
-    with mine.lock, now.lock:
+    notices = attempt("torch", "set", lambda: _lower_torch(threads)) or []
+
+    def lower_pools(mine: ledger.ThreadState) -> None:
         now.levels.rebase(threads)
         mine.levels.rebase(threads)
         for pool in now.registry.pools:
-            notice = _lower_pool(pool, threads)
+            notice = attempt(pool.name, "set", partial(_lower_pool, pool, threads))
             if notice is not None:
                 notices.append(notice)
+
+    now.exclusively(lower_pools)
     return tuple(notices)
 
 
@@ -88,7 +103,7 @@ def _lower_pool(pool: Pool, threads: int) -> Notice | None:
         pool.put_default(threads)
     if pool.put is not None and pool.get() > threads:
         pool.put(threads)
-    after = pool.get()
+    after = pool.real()
     if after > threads:
         return not_followed(pool, threads, after)
     if pool.scope == "thread" and pool.put_default is None:

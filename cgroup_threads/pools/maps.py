@@ -99,7 +99,7 @@ def native_already_loaded() -> tuple[str, ...]:
 
     Non-empty means that thread variables set from now on may come too late for them. Never raises.
     """
-    names: dict[str, None] = {name: None for name in NATIVE_MODULES if name in sys.modules}
+    names: dict[str, None] = {name: None for name in NATIVE_MODULES if sys.modules.get(name) is not None}
     for path in library_paths(MAX_BYTES_AT_IMPORT)[0]:
         name = native_name(path)
         if name is not None:

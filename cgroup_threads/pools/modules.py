@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from ..notices import Notice
 from ..state import process
 from .forking import OPENCV, OPENCV_LEFT
+from .guarding import attempt
 from .records import Pool
 
 NUMBA_PARALLEL = "numba.np.ufunc.parallel"
@@ -20,7 +22,7 @@ def find_module_pools() -> list[Pool]:
     for name, binder in _BINDERS.items():
         module = sys.modules.get(name)
         if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            pool = binder(module)
+            pool = attempt(name, "bound", partial(binder, module))
             if pool is not None:
                 found.append(pool)
     return found
@@ -40,7 +42,7 @@ def _bind_opencv(module: ModuleType) -> Pool | None:
         fix = "set OPENCV_FOR_THREADS_NUM, or use spawn instead of fork"
         process.note(Notice("cv2-not-limited", text, "info", fix))
         return None
-    return Pool("cv2", _path(module), _version("cv2"), "process", "one pool for the process", get, put)
+    return Pool("cv2", _path(module), _version("cv2"), "process", "one pool for the process", get, put, foreign=True)
 
 
 def _bind_pyarrow(module: ModuleType) -> Pool | None:
@@ -48,7 +50,7 @@ def _bind_pyarrow(module: ModuleType) -> Pool | None:
     if get is None or put is None:
         return None
     detail = "one compute pool for the process"
-    return Pool("pyarrow", _path(module), _version("pyarrow"), "process", detail, get, put)
+    return Pool("pyarrow", _path(module), _version("pyarrow"), "process", detail, get, put, foreign=True)
 
 
 def _bind_numexpr(module: ModuleType) -> Pool | None:
@@ -56,7 +58,17 @@ def _bind_numexpr(module: ModuleType) -> Pool | None:
         return None
     wish = _NumexprWish(module)
     detail = "one pool for the process; changed only while no other Python thread exists"
-    return Pool("numexpr", _path(module), _version("numexpr"), "process", detail, wish.get, wish.put)
+    return Pool(
+        "numexpr",
+        _path(module),
+        _version("numexpr"),
+        "process",
+        detail,
+        wish.get,
+        wish.put,
+        read=module.get_num_threads,
+        foreign=True,
+    )
 
 
 class _NumexprWish:
@@ -97,7 +109,7 @@ def _bind_numba(module: ModuleType) -> Pool | None:
     if get is None or put is None:
         return None
     detail = "each thread masks the launched pool with its own count"
-    return Pool("numba", _path(module), _version("numba"), "thread", detail, get, put)
+    return Pool("numba", _path(module), _version("numba"), "thread", detail, get, put, foreign=True)
 
 
 def _path(module: ModuleType) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..state import process
 from .modules import NUMBA_PARALLEL
 
-if TYPE_CHECKING:
-    from .ledger import Ledger
 
-
-def watch(ledger: Ledger) -> None:
+def watch() -> None:
     """Have the launching thread's limit set again right after numba's pool starts; does nothing once it runs.
 
     The launch is a private function of numba that every user of the pool calls by its module; it is replaced until it
@@ -26,8 +24,6 @@ def watch(ledger: Ledger) -> None:
         launch()
         if module._launch_threads is launch_and_settle:
             module._launch_threads = launch
-        from ..state import process
-
         now = process.ledger
         if now is not None:
             now.registry.dirty = True

@@ -31,7 +31,8 @@ class Pool(NamedTuple):
     value that undoes it where that is not the count itself (MKL: 0 says "follow the process"); ``put`` is None where
     the library follows another pool or cannot be told. ``exact`` says that a count the user changed by the library's
     own call can be put back by ``put``. ``put_default`` sets what threads without a count of their own follow, where a
-    library has that.
+    library has that. ``read`` is the count as it is, where ``get`` tells what was asked for. ``grows`` says that a
+    limit may raise the pool above a count that we computed. ``foreign`` functions run Python code, which may raise.
     """
 
     name: str
@@ -43,3 +44,10 @@ class Pool(NamedTuple):
     put: Callable[[int], object] | None
     exact: bool = True
     put_default: Callable[[int], object] | None = None
+    read: Callable[[], int] | None = None
+    grows: bool = False
+    foreign: bool = False
+
+    def real(self) -> int:
+        """The count as it is."""
+        return self.get() if self.read is None else self.read()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..notices import Notice
 from ..state import process
 from .discovery import find_libraries
+from .guarding import Guarded, attempt
 from .linkmap import ModuleCount, Watch
 from .modules import find_module_pools
-from .records import Pool
+from .records import Pool, Scope
 from .setters import bind, bind_torch_mkl
 
-Op = tuple[Callable[[], int], Callable[[int], object], bool]
-"""(get, put, exact) of a pool: all that the hot path needs of it."""
+if TYPE_CHECKING:
+    from .levels import Levels
+
+Op = tuple[Callable[[], int], Callable[[int], object], bool, bool]
+"""(get, put, exact, grows) of a pool: all that the hot path needs of it."""
 
 
 class Registry:
@@ -27,8 +32,6 @@ class Registry:
 
     def __init__(self) -> None:
         self.pools: tuple[Pool, ...] = ()
-        self.thread_pools: tuple[Pool, ...] = ()
-        self.process_pools: tuple[Pool, ...] = ()
         self.thread_ops: tuple[Op, ...] = ()
         self.process_ops: tuple[Op, ...] = ()
         self.unproved: list[Pool] = []
@@ -39,41 +42,66 @@ class Registry:
         """Set by import hooks: a module that drives a pool is ready now."""
         self.news: Any = ModuleCount()
         """``news.value`` is None while no library was loaded since the last look."""
-        self._seen: set[str] = set()
+        self._seen: frozenset[str] = frozenset()
         self._watch = Watch()
+        self._guards: list[Guarded] | None = None
+        """Those around the functions of foreign pools; None until one of them has raised."""
 
     def refresh(self) -> None:
-        """Add what is new."""
+        """Add what is new. If it is interrupted, the next call does it again."""
         self.dirty = False
+        try:
+            self._look()
+        except BaseException:
+            self.dirty = True
+            raise
+
+    def _look(self) -> None:
         count = ModuleCount()  # before the look, so that an import meanwhile is news
         libraries = find_libraries()
         watched = self._watch.look(libraries.paths)
-        self.news = count if watched is None else watched  # a NULL pointer is false
-        found = []
+        found: dict[str, Pool | None] = {}
         for controller in libraries.controllers:
-            if self._is_new(controller.filepath):
-                found.append(bind(controller))
-        if libraries.torch is not None and self._is_new(libraries.torch):
-            found.append(bind_torch_mkl(libraries.torch))
-        found.extend(pool for pool in find_module_pools() if self._is_new(pool.path))
-        self._add([pool for pool in found if pool is not None])
+            if controller.filepath not in self._seen:
+                found[controller.filepath] = attempt(controller.filepath, "looked at", partial(bind, controller))
+        if libraries.torch is not None and libraries.torch not in self._seen:
+            found[libraries.torch] = bind_torch_mkl(libraries.torch)
+        found |= {pool.path: pool for pool in find_module_pools() if pool.path not in self._seen}
+        self._add(found)
+        self.news = count if watched is None else watched  # a NULL pointer is false
         torch = sys.modules.get("torch")
-        if torch is not None and not getattr(torch.__spec__, "_initializing", False):
+        if torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False):
             self.touch_torch = getattr(torch, "get_num_threads", None)
 
-    def _is_new(self, path: str) -> bool:
-        new = path not in self._seen
-        self._seen.add(path)
-        return new
+    def _add(self, found: dict[str, Pool | None]) -> None:
+        pools = [pool for pool in found.values() if pool is not None]
+        threads, shared = _ops(pools, "thread", self._guards), _ops(pools, "process", self._guards)
+        seen = self._seen.union(found)
+        if pools:  # all or nothing: there is no call in between
+            self.pools = (*self.pools, *pools)
+            self.thread_ops = (*self.thread_ops, *threads)
+            self.process_ops = (*self.process_ops, *shared)
+            self.unproved = [*self.unproved, *pools]
+        self._seen = seen
 
-    def _add(self, found: list[Pool]) -> None:
-        if not found:
-            return
-        self.pools += tuple(found)
-        self.thread_pools = tuple(pool for pool in self.pools if pool.scope == "thread" and pool.put is not None)
-        self.process_pools = tuple(pool for pool in self.pools if pool.scope == "process" and pool.put is not None)
-        self.thread_ops, self.process_ops = _ops(self.thread_pools), _ops(self.process_pools)
-        self.unproved.extend(found)
+    def hold_guarded(self, levels: Levels, scope: Scope, limit: int, ours: int, error: Exception) -> None:
+        """``levels.hold`` again after it raised ``error``, without the pool that did.
+
+        Guards cost time at each call, so there are none before the first failure. Where no pool fails under guard,
+        the exception was not a library's (a signal handler's) and is raised.
+        """
+        if self._guards is None:
+            guards: list[Guarded] = []
+            threads, shared = _ops(self.pools, "thread", guards), _ops(self.pools, "process", guards)
+            self.thread_ops, self.process_ops, self._guards = tuple(threads), tuple(shared), guards
+        before = self._count_retired()
+        levels.doubt()
+        levels.hold(self.thread_ops if scope == "thread" else self.process_ops, limit, ours)
+        if self._count_retired() == before:
+            raise error
+
+    def _count_retired(self) -> int:
+        return sum(guard.retired for guard in self._guards or ())
 
     def prove(self, limit: int) -> None:
         """Read back, once a pool, whether it took ``limit``; what did not follow becomes a notice.
@@ -82,8 +110,8 @@ class Registry:
         """
         pools, self.unproved = self.unproved, []
         for pool in pools:
-            threads = pool.get()
-            if threads > limit:
+            threads = attempt(pool.name, "read", pool.real)
+            if threads is not None and threads > limit:
                 process.note(not_followed(pool, limit, threads))
 
 
@@ -93,5 +121,15 @@ def not_followed(pool: Pool, asked: int, threads: int) -> Notice:
     return Notice("limit-not-followed", message, "warning", f"set its variable before it is loaded: {pool.path}")
 
 
-def _ops(pools: tuple[Pool, ...]) -> tuple[Op, ...]:
-    return tuple((pool.get, pool.put, pool.exact) for pool in pools if pool.put is not None)
+def _ops(pools: Iterable[Pool], scope: Scope, guards: list[Guarded] | None) -> list[Op]:
+    """The pools that can be set, the foreign ones under new ``guards`` unless that is None."""
+    ops: list[Op] = []
+    for pool in pools:
+        if pool.scope == scope and pool.put is not None:
+            get, put = pool.get, pool.put
+            if pool.foreign and guards is not None:
+                guard = Guarded(pool.name, get, put)
+                guards.append(guard)
+                get, put = guard.get, guard.put
+            ops.append((get, put, pool.exact, pool.grows))
+    return ops

@@ -39,7 +39,9 @@ def _bind_openmp(controller: Any) -> Pool | None:
     name = "libiomp5" if controller.prefix == "libiomp" else controller.prefix
     # Microsoft's runtime keeps one value for the process.
     scope: Scope = "process" if name == "vcomp" else "thread"
-    return Pool(name, controller.filepath, "", scope, "OpenMP runtime; each thread has its own count", get, put)
+    return Pool(
+        name, controller.filepath, "", scope, "OpenMP runtime; each thread has its own count", get, put, grows=True
+    )
 
 
 def _bind_mkl(controller: Any) -> Pool | None:
@@ -60,7 +62,7 @@ def _mkl(library: ctypes.CDLL, path: str, version: str, detail: str) -> Pool | N
     put.restype = ctypes.c_int  # type: ignore[attr-defined]  # a ctypes function: typed as a plain callable here
     default = _setter(library, "MKL_Set_Num_Threads")
     detail = f"{detail}; each thread has its own count"
-    return Pool("mkl", path, version, "thread", detail, get, put, exact=False, put_default=default)
+    return Pool("mkl", path, version, "thread", detail, get, put, exact=False, put_default=default, grows=True)
 
 
 def _bind_openblas(controller: Any) -> Pool | None:
@@ -80,7 +82,8 @@ def _bind_openblas(controller: Any) -> Pool | None:
             return Pool("openblas", path, version, "thread", "openmp build; follows its OpenMP runtime", get, None)
         if layer == "serial":
             return Pool("openblas", path, version, "process", "serial build", get, None)
-        return Pool("openblas", path, version, "process", f"{layer}; one shared pool for the process", get, put)
+        detail = f"{layer}; one shared pool for the process"
+        return Pool("openblas", path, version, "process", detail, get, put, grows=True)
     return None
 
 
@@ -89,8 +92,8 @@ def _bind_blis(controller: Any) -> Pool | None:
     get, put = _reader(library, "bli_thread_get_num_threads"), _setter(library, "bli_thread_set_num_threads")
     if get is None or put is None:
         return None
-    detail = f"{controller.threading_layer}; one count for the process"
-    return Pool("blis", controller.filepath, controller.version or "", "process", detail, _unset_is_one(get), put)
+    detail, version = f"{controller.threading_layer}; one count for the process", controller.version or ""
+    return Pool("blis", controller.filepath, version, "process", detail, _unset_is_one(get), put, grows=True)
 
 
 def _bind_flexiblas(controller: Any) -> Pool | None:
@@ -106,7 +109,7 @@ def _bind_foreign(controller: Any) -> Pool | None:
     """A controller that another package registered with threadpoolctl: used as it is."""
     name, version = str(controller.internal_api), str(controller.version or "")
     get, put = controller.get_num_threads, controller.set_num_threads
-    return Pool(name, controller.filepath, version, "process", "registered with threadpoolctl", get, put)
+    return Pool(name, controller.filepath, version, "process", "registered with threadpoolctl", get, put, foreign=True)
 
 
 def _unset_is_one(get: Callable[[], int]) -> Callable[[], int]:

@@ -8,16 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from .. import __version__
 from ..detection import detect
 from ..detection.records import CpuLimits
-from ..environment import Applied
+from ..environment import Applied, ours_and_users
 from ..errors import first_line
 from ..notices import Notice
 from ..planning import ThreadPlan, plan
-from ..pools import describe
+from ..pools import describe, forking
 from ..pools.maps import NATIVE_MODULES
 from ..pools.records import PoolState
 from ..precedence import Decision, KeptVariable, settle
@@ -26,6 +26,10 @@ from ..variables import VARIABLES
 from .counters import Throttling, binding_level, read_pressure, read_threads, read_throttling, throttling_between
 from .judge import POOL_VARIABLES, pool_kind
 from .records import Evidence, Origin, VariableState
+
+if TYPE_CHECKING:
+    from ..governor.hidden import HiddenLimit
+    from ..governor.statistics import Statistics
 
 T = TypeVar("T")
 MAX_INTERVAL: Final = 3600.0
@@ -53,12 +57,14 @@ def collect(interval: float = 0.0) -> Evidence:
     # What was applied at import may be older than a resize: the report tells today's plan.
     today = plan(limits)
     applied = process.applied
-    user = dict(process.user_environ())
+    ours, user = ours_and_users()
     nothing = Decision({}, (), ())
     no_pools: tuple[PoolState, ...] = ()
     decision = guard("variables", lambda: _decide(today, user, limits), nothing)
     level = binding_level(limits.levels)
     throttling = None if level is None else _sample(level.path, interval)
+    no_budget: tuple[Statistics | None, HiddenLimit | None, int | None] = (None, None, None)
+    budget, hidden, cap = guard("core budget", _budget, no_budget)
     return Evidence(
         version=__version__,
         pid=os.getpid(),
@@ -66,7 +72,7 @@ def collect(interval: float = 0.0) -> Evidence:
         limits=limits,
         plan=today,
         settings=process.settings,
-        variables=guard("variables", lambda: _variables(user, decision.kept, applied), ()),
+        variables=guard("variables", lambda: _variables(ours, user, decision.kept, applied), ()),
         pools=guard("pools", describe, no_pools),
         threads=read_threads(),
         python_threads=threading.active_count(),
@@ -75,9 +81,12 @@ def collect(interval: float = 0.0) -> Evidence:
         pressure=read_pressure(limits.levels[0] if limits.levels else None),
         address_space=guard("RLIMIT_AS", _address_space, None),
         start_method=guard("start method", _start_method, ""),
-        fork_guarded=process.settings.auto and applied is not None,
-        modules=tuple(name for name in NATIVE_MODULES if name in sys.modules),
+        fork_guarded=forking.registered(),
+        modules=tuple(name for name in NATIVE_MODULES if sys.modules.get(name) is not None),
         other_counts=guard("joblib", _other_counts, ()),
+        budget=budget,
+        hidden=hidden,
+        hidden_cap=cap,
         notices=(*limits.notices, *today.notices, *decision.notices, *process.notices, *guard.notices),
     )
 
@@ -95,7 +104,7 @@ def _sample(directory: str, interval: float) -> Throttling | None:
 
 
 def _variables(
-    user: dict[str, str], kept: tuple[KeptVariable, ...], applied: Applied | None
+    held: dict[str, str], user: dict[str, str], kept: tuple[KeptVariable, ...], applied: Applied | None
 ) -> tuple[VariableState, ...]:
     records = {record.name: record for record in kept}
     late = _late_variables(applied)
@@ -105,7 +114,7 @@ def _variables(
         asked, now = user.get(name), os.environ.get(name)
         if asked is None and now is None:
             continue
-        ours = applied is not None and applied.set.get(name) == now
+        ours = name in held
         origin: Origin = "computed" if ours else "user" if now is not None else "unset"
         effective = now
         record = records.get(name)
@@ -143,6 +152,20 @@ def _start_method() -> str:
         forks = sys.platform.startswith("linux") and sys.version_info < (3, 14)
         chosen = "fork" if forks else ""
     return str(chosen)
+
+
+def _budget() -> tuple[Statistics | None, HiddenLimit | None, int | None]:
+    """The core budget; what its leases got, if less than they stand for, and the cap that follows it.
+
+    A report makes no budget, and where there is none it need not load what one needs.
+    """
+    if process.budget is None:
+        return None, None, None
+    from ..governor.core_budget import core_budget
+
+    core = core_budget()
+    core.sampler.sample(time.monotonic(), core)
+    return core.statistics(), core.sampler.found, core.sampler.following.cap
 
 
 def _other_counts() -> tuple[tuple[str, int], ...]:

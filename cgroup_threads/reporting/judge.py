@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ..governor.hidden import complain
 from ..notices import Level, Notice
 from ..pools.records import PoolState
 from .records import Evidence
@@ -47,6 +48,8 @@ def _judge_all(evidence: Evidence) -> Iterator[Notice]:
     yield from _judge_pools(evidence)
     yield from _judge_openmp(evidence)
     yield from _judge_throttling(evidence)
+    if evidence.hidden is not None:
+        yield complain(evidence.hidden, evidence.hidden_cap)
     yield from _judge_threads(evidence)
     yield from _judge_machine(evidence)
     for name, count in evidence.other_counts:

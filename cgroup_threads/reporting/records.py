@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from ..detection.records import CpuLimits
+from ..governor.hidden import HiddenLimit
+from ..governor.statistics import Statistics
 from ..notices import Notice
 from ..planning import ThreadPlan
 from ..pools.records import PoolState
@@ -36,6 +38,8 @@ class Evidence(NamedTuple):
     RLIMIT_AS in bytes, None without a limit. ``start_method`` is multiprocessing's, "" where it was not imported.
     ``fork_guarded`` says that pools are paused before each fork. ``modules`` are the native libraries imported so
     far; ``python_threads`` the threads that run Python. ``other_counts`` are cores as other libraries count them.
+    ``budget`` is the core budget, None where nothing has leased from it.
+    ``hidden`` says what leases got where that is less than they stand for; ``hidden_cap`` is the budget following it.
     """
 
     version: str
@@ -56,4 +60,7 @@ class Evidence(NamedTuple):
     fork_guarded: bool = False
     modules: tuple[str, ...] = ()
     other_counts: tuple[tuple[str, int], ...] = ()
+    budget: Statistics | None = None
+    hidden: HiddenLimit | None = None
+    hidden_cap: int | None = None
     notices: tuple[Notice, ...] = ()

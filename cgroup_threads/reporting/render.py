@@ -94,6 +94,8 @@ def _constraints(evidence: Evidence) -> list[str]:
     rows.append(("host", _plural(limits.host_cpus, "CPU"), physical))
     if evidence.throttling is not None and evidence.limits.status == "limited":
         rows.append(("throttled", *_throttling(evidence.throttling, evidence.interval)))
+    if evidence.budget is not None:
+        rows.append(("budget", _cores(evidence.budget.cores), str(evidence.budget)))
     return ["Constraints", *_columns(rows)]
 
 
@@ -287,6 +289,8 @@ def to_dict(evidence: Evidence, findings: Sequence[Notice]) -> dict[str, Any]:
         if evidence.throttling is None
         else {**evidence.throttling._asdict(), "share": evidence.throttling.share, "interval": evidence.interval},
         "pressure": None if evidence.pressure is None else evidence.pressure._asdict(),
+        "budget": None if evidence.budget is None else evidence.budget.to_dict(),
+        "hidden_limit": None if evidence.hidden is None else {**evidence.hidden._asdict(), "cap": evidence.hidden_cap},
         "address_space": evidence.address_space,
         "start_method": evidence.start_method,
         "modules": list(evidence.modules),

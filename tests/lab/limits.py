@@ -32,12 +32,12 @@ def in_thread(function):
 """
 
 
-def limits_script(script: str, **environ: str) -> Any:
+def limits_script(script: str, *, timeout: float = 120, **environ: str) -> Any:
     """Run ``script`` after the prelude, with a plan of 3 threads; returns its list ``seen``."""
     require_module("numpy")
     require(_has_libgomp(), "libgomp.so.1 is not installed")
     environ = {"CGROUP_THREADS_CORES": "3", "OMP_NUM_THREADS": "4", "CGROUP_THREADS_PATCH": "1"} | environ
-    done = run_python(PRELUDE + script + "\nprint(json.dumps(seen))", **environ)
+    done = run_python(PRELUDE + script + "\nprint(json.dumps(seen))", timeout=timeout, **environ)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -1,0 +1,175 @@
+"""A budget that all worker processes of a container share: each core is a lock that the kernel frees at death.
+
+What others publish (how many calls, who has waited longest) is a hint. A wrong hint costs time, never cores.
+"""
+
+from __future__ import annotations
+
+import select
+from time import monotonic
+from typing import Final
+
+from ..pools.ledger import Lease
+from ..state import process
+from .arbitration import grant, share, smooth
+from .budget import Budget
+from .slots import Slots, View, open_slots
+from .waiting import ThreadWaiter, Waiter
+
+LOOK_S: Final = 0.01
+"""The first of the queue looks this often by itself: a datagram may be lost, and a killed holder sends none."""
+TIDY_S: Final = 0.1
+"""How often rows of dead processes, and the file itself, are looked after."""
+
+
+class SharedBudget(Budget):
+    """``cores`` that are shared through ``slots``; a lease's value is the bit mask of its cores."""
+
+    def __init__(self, cores: int, slots: Slots) -> None:
+        super().__init__(cores)
+        self.slots = slots
+        self._view = View(0, 0, None, None, 0)
+        self._tidied_s = 0.0
+
+    def leased(self) -> int:
+        return sum(mask.bit_count() for mask in self.leases.values())
+
+    def abandon(self) -> None:
+        super().abandon()
+        # Kept for the child's own budget: it meets the others in the same file, even one that was removed meanwhile.
+        process.slots = self.slots.abandon_in_child()
+
+    def end(self) -> None:
+        """Leave; the last one to leave removes the file. Daemon threads may still hold leases and cores: those go at
+        the process's very end."""
+        if not self.leases and self.lock.acquire(timeout=1.0):
+            try:
+                self.slots.close()
+            finally:
+                self.lock.release()
+
+    def _observe(self, now: float) -> None:
+        while self._returned:
+            self._end(self._returned.popleft(), now)
+        if now - self._tidied_s >= TIDY_S:
+            self._tidied_s = now
+            self._tidy()
+        calls = len(self.leases) + len(self.queue) + self._view.calls
+        self.mean = smooth(self.mean, calls, now - self.seen_s, self.duration_s)
+        self.seen_s = now
+
+    def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
+        slots = self.slots
+        view = slots.look()
+        if (view.held, view.oldest_s) != (self._view.held, self._view.oldest_s):
+            self.moved_s = monotonic()  # another process's queue moves
+        self._view = view
+        if half and view.oldest_s is not None and view.oldest_s < since_s:
+            return 0
+        # A killed holder sends nothing, and its hints stay for a while: who waits asks the kernel.
+        held = slots.locked(self.cores) if self.looker is not None else view.held
+        taken = (held | slots.held) & ((1 << self.cores) - 1)
+        others = view.calls - view.waiting
+        calls += view.calls
+        want = share(self.cores, calls, self.mean if self.duration_s else calls, top)
+        cores = grant(
+            want,
+            self.cores - taken.bit_count(),
+            len(self.leases) + others,
+            wait_for_half=half and slots.hints,
+        )
+        return slots.take(cores, self.cores, held) if cores else 0
+
+    def _dispatch(self, now: float) -> None:
+        granted = self.counters.granted
+        super()._dispatch(now)
+        view = self._view
+        if self.counters.granted != granted and view.oldest_row is not None:
+            # Cores that were given back at the same moment woke this process twice: the rest is the next one's.
+            taken = (view.held | self.slots.held) & ((1 << self.cores) - 1)
+            if taken.bit_count() < self.cores:
+                self.slots.wake(view.oldest_row)
+
+    def _drop(self, lease: Lease) -> None:
+        super()._drop(lease)
+        self._unlock()
+
+    def _keep(self, value: int, cores: int) -> int:
+        kept = 0
+        while value and cores:
+            lowest = value & -value
+            kept |= lowest
+            value ^= lowest
+            cores -= 1
+        return kept
+
+    def _unlock(self) -> None:
+        """Unlock what no lease holds; an interrupt may have left more than the last one's."""
+        kept = 0
+        for mask in self.leases.values():
+            kept |= mask
+        rest = self.slots.held & ~kept
+        if rest:
+            self.slots.give(rest)
+
+    def _count(self, value: int) -> int:
+        return value.bit_count()
+
+    def _freed(self, now: float) -> None:
+        self._unlock()
+        self._publish(now)
+        view = self._view = self.slots.look()
+        row = view.oldest_row
+        if row is not None and not (self.queue and self.queue[0].since_s <= (view.oldest_s or 0.0)):
+            self.slots.wake(row)
+
+    def _publish(self, now: float) -> None:
+        queue = self.queue
+        self.slots.publish(len(self.leases), len(queue), queue[0].since_s if queue else None, now)
+
+    def _rouse(self, waiter: Waiter) -> bool:
+        if waiter.first and waiter is not self.looker:
+            self.slots.wake_self()
+        return waiter.wake()
+
+    def _lead(self, first: Waiter) -> None:
+        if not first.first:
+            first.first = True
+            first.wake()
+
+    def _pause(self, waiter: Waiter) -> float:
+        return LOOK_S if waiter.first else super()._pause(waiter)
+
+    def _fd(self, waiter: Waiter) -> int | None:
+        return self.slots.fileno() if waiter.first else None
+
+    def _wait(self, waiter: ThreadWaiter) -> None:
+        """The first of the queue listens to other processes, the others to it."""
+        if not waiter.first:
+            waiter.wait(self._pause(waiter))
+            return
+        poll = select.poll()
+        poll.register(self.slots.fileno(), select.POLLIN)
+        poll.poll(LOOK_S * 1000)
+
+    def _look(self, waiter: Waiter) -> None:
+        if waiter.first:
+            self.slots.drain()
+        super()._look(waiter)
+
+    def _tidy(self) -> None:
+        """Forget processes that died, and move on if the file was removed (temporary files are cleaned up)."""
+        if self.slots.moved():
+            self._move()
+        self.slots.reap()
+
+    def _move(self) -> None:
+        before = self.slots
+        try:
+            self.slots = after = open_slots(before.key)
+        except OSError:
+            return  # the old file still works for those who have it open
+        for lease, mask in self.leases.items():
+            self.leases[lease] = after.take(mask.bit_count(), self.cores, 0) if mask else 0
+        before.close()
+        process.note(*after.notices)

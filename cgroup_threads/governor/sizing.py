@@ -1,0 +1,49 @@
+"""How large the core budget is, and who shares it."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, NamedTuple
+
+from ..detection.records import CpuLimits
+from ..planning import ThreadPlan, decide
+from ..settings import Settings
+
+
+class Size(NamedTuple):
+    """``cores`` to share in ``scope``; ``directory`` is the cgroup whose processes share them ("container" only)."""
+
+    cores: int
+    scope: Literal["process", "container"]
+    bound_by: str
+    directory: str | None = None
+
+
+def size(limits: CpuLimits, settings: Settings) -> Size:
+    """The budget under ``limits``. Pure.
+
+    Scope ``auto`` is "container" where the cgroup has a quota or a cpuset that binds: all its processes have the same
+    cores. An affinity mask is a process's own. Workers that share slots divide nothing; else each gets its part.
+    """
+    whole: ThreadPlan = decide(limits, settings, workers=1)
+    directory = binding_directory(limits)
+    asked = settings.scope
+    limited = limits.status == "limited" or limits.bound_by == "cpuset"
+    if directory is not None and (asked == "container" or (asked == "auto" and limited)):
+        return Size(whole.threads, "container", whole.bound_by, directory)
+    return process_size(limits, settings)
+
+
+def process_size(limits: CpuLimits, settings: Settings) -> Size:
+    """The budget of this process alone."""
+    mine = decide(limits, settings)
+    return Size(mine.threads, "process", mine.bound_by)
+
+
+def binding_directory(limits: CpuLimits) -> str | None:
+    """The cgroup directory with the smallest quota, else the process's own; None where no cgroup is visible."""
+    levels = [level for level in limits.levels if os.path.isabs(level.path)]
+    limiting = [level for level in levels if level.quota is not None]
+    if limiting:
+        return min(limiting, key=lambda level: level.quota or 0.0).path
+    return levels[0].path if levels else None

@@ -1,0 +1,96 @@
+"""Who waits in a budget's queue: a thread or an asyncio task. Each can be woken from any thread, at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from ..pools.ledger import Lease
+
+
+class Waiter:
+    """A lease that waits. All fields are the budget's, under its lock.
+
+    ``since_s`` and ``deadline_s`` are on the monotonic clock; ``patient`` says that the caller set the deadline: until
+    then it waits. ``done`` says that the lease was granted, ``first`` that the waiter was told to be the first of
+    the queue.
+    """
+
+    __slots__ = ("deadline_s", "done", "first", "lease", "patient", "since_s", "top")
+
+    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
+        self.lease = lease
+        self.top = top
+        self.since_s = since_s
+        self.deadline_s = deadline_s
+        self.patient = patient
+        self.done = False
+        self.first = False
+
+    def wake(self) -> bool:
+        """End the present wait, or the next one. False if there is nobody to wake any more."""
+        raise NotImplementedError
+
+
+class ThreadWaiter(Waiter):
+    """A thread at a gate: a lock that is taken once more than it was released."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
+        super().__init__(lease, top, since_s, deadline_s, patient)
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def wake(self) -> bool:
+        try:
+            self._gate.release()
+        except RuntimeError:  # open already
+            pass
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until woken, at most ``seconds``. An interrupt (KeyboardInterrupt) comes through."""
+        self._gate.acquire(timeout=max(0.0, seconds))
+
+
+class TaskWaiter(Waiter):
+    """A task of an asyncio event loop, which must not be blocked."""
+
+    __slots__ = ("_future", "_loop", "_woken")
+
+    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
+        super().__init__(lease, top, since_s, deadline_s, patient)
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._woken = False
+
+    def wake(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._end)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def _end(self) -> None:
+        self._woken = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, seconds: float, fd: int | None = None) -> None:
+        """Wait until woken or ``fd`` can be read, at most ``seconds``."""
+        if self._woken:
+            self._woken = False
+            return
+        self._future = future = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, seconds), self._end)
+        if fd is not None:
+            self._loop.add_reader(fd, self._end)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            if fd is not None:
+                self._loop.remove_reader(fd)
+            self._future = None
+            self._woken = False

@@ -1,0 +1,70 @@
+"""Functions of other packages that drive a pool: one that raises must not stop a limit or an import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..errors import first_line
+from ..notices import Notice
+from ..state import process
+
+T = TypeVar("T")
+
+
+def note_retired(name: str, what: str, error: Exception) -> None:
+    """Say that the pool ``name`` is left alone from now on because it raised as it was ``what``."""
+    message = f"{name} raised as its thread count was {what}, and is left alone: {type(error).__name__}"
+    process.note(Notice("pool-retired", f"{message}: {first_line(error)}", "warning", "report it to that library"))
+
+
+def attempt(name: str, what: str, call: Callable[[], T]) -> T | None:
+    """What ``call`` returns; None and a notice where it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - foreign code
+        note_retired(name, what, error)
+        return None
+
+
+class Guarded:
+    """``get`` and ``put`` of a foreign pool, until one raises: then the count stays as it was last seen.
+
+    A signal handler's exception looks the same: what raises only once is not the library's, and is passed on.
+    """
+
+    __slots__ = ("_get", "_name", "_put", "_seen", "retired")
+
+    def __init__(self, name: str, get: Callable[[], int], put: Callable[[int], object]) -> None:
+        self._name, self._get, self._put = name, get, put
+        self._seen = 1
+        self.retired = False
+
+    def get(self) -> int:
+        """The count, or the one seen last."""
+        if not self.retired:
+            try:
+                self._read()
+            except Exception as error:  # noqa: BLE001 - foreign code
+                self._try_again(self._read, "read", error)
+        return self._seen
+
+    def put(self, threads: int) -> None:
+        """Set it, if it can be."""
+        if not self.retired:
+            try:
+                self._put(threads)
+            except Exception as error:  # noqa: BLE001 - foreign code
+                self._try_again(lambda: self._put(threads), "set", error)
+
+    def _read(self) -> None:
+        self._seen = int(self._get())
+
+    def _try_again(self, call: Callable[[], object], what: str, error: Exception) -> None:
+        try:
+            call()
+        except Exception as second:  # noqa: BLE001 - foreign code
+            self.retired = True
+            note_retired(self._name, what, second)
+        else:
+            raise error

@@ -1,0 +1,128 @@
+"""Processes in one real cgroup that share a core budget: each obeys lines on its standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .cgroup1 import CPU, CPUSET, PERIOD_US
+from .commands import clean_environ
+
+# Each line is Python: an expression is answered with its value as JSON, a statement with null.
+WORKER = """
+import json, os, signal, sys, threading, time
+import cgroup_threads as ct
+from cgroup_threads.governor.core_budget import core_budget
+blocks, inside = [], []
+def core(): return core_budget().budget
+def now():
+    s = ct.statistics()
+    return [s.active, s.leased, s.waiting]
+def enter(threads=None, patience=None):
+    block = ct.limit_threads(threads, patience=patience)
+    lease = block.__enter__()
+    blocks.append(block)
+    return lease.threads
+def leave(): blocks.pop().__exit__(None, None, None)
+def touch():
+    # One lease in a thread of its own: nested ones ask no budget.
+    def work():
+        with ct.limit_threads(1, patience=0): pass
+    thread = threading.Thread(target=work)
+    thread.start(); thread.join()
+def wait():
+    # In a thread, until it is told to leave.
+    left, entered = threading.Event(), threading.Event()
+    def work():
+        with ct.limit_threads() as lease:
+            inside.append([lease.threads, lease.waited_s])
+            left.wait()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.left = left
+    thread.start()
+    return thread
+for line in sys.stdin:
+    try: answer = eval(line, globals())
+    except SyntaxError: exec(line, globals()); answer = None
+    try: text = json.dumps(answer)
+    except TypeError: text = "null"
+    print(text, flush=True)
+"""
+
+
+class Worker:
+    """A process with the package imported, in a group."""
+
+    def __init__(self, name: str, environ: dict[str, str], command: tuple[str, ...] = ()) -> None:
+        def join() -> None:
+            for hierarchy in (CPU, CPUSET):
+                with open(hierarchy / name / "cgroup.procs", "w", encoding="ascii") as file:
+                    file.write(str(os.getpid()))
+
+        self.process = subprocess.Popen(
+            [*command, sys.executable, "-c", WORKER],
+            env=clean_environ(**environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=join,
+        )
+
+    def __call__(self, line: str) -> Any:
+        """Have one line carried out; returns its value."""
+        self.send(line)
+        return self.answer()
+
+    def send(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        text = self.process.stdout.readline()
+        assert text, f"the worker ended: {self.process.wait(20)}"
+        return json.loads(text)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> int:
+        """End it in order; returns its exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            return self.process.wait(20)
+        finally:
+            self.kill()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+
+
+@contextmanager
+def workers(name: str, number: int, **environ: str) -> Iterator[list[Worker]]:
+    """``number`` workers in the group ``name``."""
+    started: list[Worker] = []
+    try:
+        for _ in range(number):
+            started.append(Worker(name, environ))
+        yield started
+    finally:
+        for worker in started:
+            worker.close()
+
+
+def set_quota(name: str, cores: float) -> None:
+    """Resize the group, as an in-place resize of a pod does."""
+    (CPU / name / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_US)))
+
+
+def slot_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("cgroup_threads-*.slots")}

@@ -1,0 +1,186 @@
+"""One core budget for all processes of a real cgroup: shared, freed at a death, followed as the quota changes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from tests.lab import require
+from tests.lab.cgroup1 import group
+from tests.lab.shared_budget import set_quota, slot_files, workers
+
+# More cores than the machine has: slots are counted, not computed on.
+SIX = {"CGROUP_THREADS_CORES": "6"}
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> float:
+    """Wait until ``condition`` holds; returns the seconds it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, "it did not come"
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+def test_scope_auto_shares_the_budget_where_a_quota_is_set() -> None:
+    with group(quota=1.0) as name, workers(name, 2) as (first, second):
+        assert first("[ct.statistics().scope, ct.statistics().cores]") == ["container", 1]
+        assert first("enter()") == 1
+        second("thread = wait()")
+        until(lambda: second("now()") == [0, 0, 1])
+        assert first("leave()") is None
+        until(lambda: second("now()") == [1, 1, 0])
+        second("thread.left.set()")
+        until(lambda: second("now()") == [0, 0, 0])
+
+
+def test_scope_auto_stays_in_the_process_without_a_limit() -> None:
+    with group() as name, workers(name, 1) as (only,):
+        assert only("ct.statistics().scope") == "process"
+
+
+def test_scope_process_shares_nothing() -> None:
+    with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_SCOPE="process") as (first, second):
+        assert [first("enter()"), second("enter()"), second("ct.statistics().scope")] == [1, 1, "process"]
+        assert second("ct.statistics().overcommitted") == 0
+
+
+def test_calls_of_all_processes_divide_the_budget() -> None:
+    with group(quota=1.0) as name, workers(name, 3, **SIX) as (first, second, third):
+        assert first("enter(2)") == 2
+        assert second("enter(2)") == 2
+        assert third("enter()") == 2
+        assert third("now()") == [1, 2, 0]
+        assert [worker("leave()") for worker in (first, second, third)] == [None] * 3
+
+
+def test_a_killed_holders_cores_are_free_at_once() -> None:
+    with group(quota=1.0) as name, workers(name, 2, **SIX) as (holder, other):
+        assert holder("enter()") == 6
+        other("thread = wait()")
+        until(lambda: other("now()") == [0, 0, 1])
+        holder.kill()
+        assert until(lambda: other("now()")[0] == 1) < 5
+        until(lambda: other("len(inside)") == 1)
+        assert other("inside[0]")[0] >= 3  # the dead one may still have been counted as a call
+        assert other("ct.statistics().overcommitted") == 0
+        other("thread.left.set()")
+    with group(quota=1.0) as name, workers(name, 2, **SIX) as (holder, newcomer):
+        assert holder("enter()") == 6
+        holder.kill()
+        assert newcomer("enter()") == 6
+        assert newcomer("ct.statistics().overcommitted") == 0
+
+
+def test_a_forked_child_has_a_part_of_its_own() -> None:
+    with group(quota=1.0) as name, workers(name, 1, **SIX) as (parent,):
+        assert parent("enter(2)") == 2
+        parent(
+            "exec('''"
+            r"r, w = os.pipe()\npid = os.fork()\nif pid == 0:\n"
+            r"    with ct.limit_threads() as lease: os.write(w, json.dumps([lease.threads, now()]).encode())\n"
+            r"    os._exit(0)\nos.waitpid(pid, 0)\ntold = json.loads(os.read(r, 100))''')"
+        )
+        # Six cores for two calls are three each; the parent holds two of them on.
+        assert parent("told") == [3, [1, 3, 0]]
+        assert parent("now()") == [1, 2, 0]
+        parent("leave()")
+        assert parent("enter(6)") >= 3
+
+
+def test_a_queue_across_processes_is_first_come_first_served() -> None:
+    with group(quota=1.0) as name, workers(name, 4) as (holder, *others):
+        assert holder("enter()") == 1
+        for worker in others:
+            worker("thread = wait()")
+            until(lambda worker=worker: worker("now()") == [0, 0, 1])  # type: ignore[misc]
+        holder("leave()")
+        for number, worker in enumerate(others):
+            until(lambda worker=worker: worker("now()") == [1, 1, 0])  # type: ignore[misc]
+            assert all(later("now()") == [0, 0, 1] for later in others[number + 1 :])
+            worker("thread.left.set()")
+
+
+def test_a_stopped_waiter_does_not_hold_the_others_up() -> None:
+    import signal
+
+    with group(quota=1.0) as name, workers(name, 3) as (holder, stopped, other):
+        assert holder("enter()") == 1
+        stopped("thread = wait()")
+        until(lambda: stopped("now()") == [0, 0, 1])
+        other("thread = wait()")
+        until(lambda: other("now()") == [0, 0, 1])
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        try:
+            holder("leave()")
+            until(lambda: other("now()") == [1, 1, 0], seconds=5)
+            other("thread.left.set()")
+            until(lambda: other("now()") == [0, 0, 0])
+        finally:
+            os.kill(stopped.process.pid, signal.SIGCONT)
+        until(lambda: stopped("now()") == [1, 1, 0])
+
+
+def test_a_removed_file_is_left_by_all() -> None:
+    with group(quota=1.0) as name:
+        before = slot_files()
+        with workers(name, 2, **SIX) as (first, second):
+            assert first("enter(4)") == 4
+            assert second("enter(1)") == 1
+            (made,) = slot_files() - before
+            os.unlink(f"/dev/shm/{made}")
+            # Each moves on within a tenth of a second of its next operation, and takes its cores along.
+            until(lambda: first("touch()") is None and made in slot_files())
+            until(lambda: second("touch()") is None and second("core().slots.moved()") is False)
+            assert second("now()") == [1, 1, 0]
+            assert first("now()") == [1, 4, 0]
+
+
+def test_the_last_process_removes_the_file() -> None:
+    with group(quota=1.0) as name:
+        before = slot_files()
+        with workers(name, 2) as (first, second):
+            assert [first("enter()"), first("leave()")] == [1, None]
+            assert [second("enter()"), second("leave()")] == [1, None]
+            assert len(slot_files() - before) == 1
+            assert first.close() == 0
+            assert len(slot_files() - before) == 1
+        assert slot_files() == before
+
+
+def test_the_budget_follows_the_quota_in_both_directions() -> None:
+    """Idle: with the next lease. Under load: within a second."""
+    require((os.cpu_count() or 1) >= 2, "one CPU only")
+    with group(quota=2.0) as name, workers(name, 1) as (worker,):
+        assert worker("enter()") == 2
+        worker("leave()")
+        for cores, threads in ((1.0, 1), (0.5, 1), (2.0, 2)):
+            set_quota(name, cores)
+            time.sleep(0.11)  # the interval of looks
+            assert worker("enter()") == threads
+            worker("leave()")
+        worker(
+            "exec('''stop = threading.Event(); last = [0]\\ndef load():\\n    while not stop.is_set():\\n"
+            "        with ct.limit_threads() as lease:\\n            last[0] = lease.threads\\n"
+            "            time.sleep(0.002)\\nthread = threading.Thread(target=load); thread.start()''')"
+        )
+        for cores, threads in ((1.0, 1), (2.0, 2), (0.5, 1), (1.5, 1), (2.0, 2)):
+            set_quota(name, cores)
+            assert until(lambda threads=threads: worker("last[0]") == threads) < 1  # type: ignore[misc]
+        worker("[stop.set(), thread.join()]")
+
+
+def test_a_watcher_follows_for_pools_without_leases() -> None:
+    require((os.cpu_count() or 1) >= 2, "one CPU only")
+    with group(quota=2.0) as name, workers(name, 1) as (worker,):
+        worker("import numpy; from cgroup_threads.pools import describe")
+        blas = "[p.threads for p in describe() if 'openblas' in p.name][0]"
+        assert worker(blas) == 2
+        worker("watcher = ct.watch(0.05)")
+        for cores, threads in ((1.0, 1), (2.0, 2), (0.5, 1)):
+            set_quota(name, cores)
+            until(lambda threads=threads: worker(blas) == threads)  # type: ignore[misc]
+        worker("watcher.stop()")
+        assert worker("watcher.alive") is False
+        assert worker(blas) == 2, "what it held is given back"
