@@ -63,9 +63,10 @@ def test_what_others_wrote_comes_back(written: list[tuple[bytes, int, int, float
     held = 0
     for row in others:
         held |= row[4]
-    oldest = min((row[3] for row in others if row[3] is not None), default=None)
+    # Of a row: all its calls, those that wait, since when the first does. Fewest running first, then who waits longest.
+    fewest, oldest = min(((row[1] - row[2], row[3]) for row in others if row[3] is not None), default=(0, None))
     assert (view.calls, view.waiting) == (sum(row[1] for row in others), sum(row[2] for row in others))
-    assert (view.held, view.oldest_s) == (held, oldest)
+    assert (view.held, view.oldest_s, view.oldest_running) == (held, oldest, fewest)
     assert (view.oldest_row is None) == (oldest is None)
     if view.oldest_row is not None:
         assert view.oldest_row != own
@@ -104,7 +105,7 @@ def test_noise_is_no_row() -> None:
 def test_who_has_not_looked_lately_does_not_wait() -> None:
     for age, waits in ((0.0, True), (0.9, True), (1.1, False), (1e6, False), (-0.9, True), (-1.1, False)):
         page = pack_row(1, 2, 3, NOW - 1, NOW - age * LOOK_LIMIT_S, 0b101)
-        assert parse_page(page, -1, NOW) == (View(5, 0b101, NOW - 1, 0, 3) if waits else View(2, 0b101)), age
+        assert parse_page(page, -1, NOW) == (View(5, 0b101, NOW - 1, 0, 3, 2) if waits else View(2, 0b101)), age
 
 
 def test_times_that_are_none() -> None:
@@ -138,3 +139,13 @@ def test_the_first_run_is_the_lowest(mask: int, longest: int) -> None:
     assert mask & ((1 << start) - 1) == 0
     assert 1 <= length <= longest
     assert length == longest or not mask >> (start + length) & 1
+
+
+def test_whose_turn_it_is() -> None:
+    """A process that runs less comes first; of equals, who has waited longer."""
+    theirs = View(3, 0b1, NOW - 1, 5, 1, oldest_running=1)
+    assert theirs.ahead(2, NOW - 9)
+    assert not theirs.ahead(0, NOW)
+    assert theirs.ahead(1, NOW)
+    assert not theirs.ahead(1, NOW - 2)
+    assert not View().ahead(9, NOW)

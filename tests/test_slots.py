@@ -96,7 +96,7 @@ def test_what_is_published_is_seen(slots: Slots, key: str) -> None:
             for worker, call in ((one, "3, 0, None"), (two, f"1, 2, {since}"), (three, f"0, 1, {since - 1}")):
                 worker.ask(f"s.publish({call}, time.monotonic())")
             views = slots.look(), one.ask("s.look()")
-            return views == (View(7, 0b11, since - 1, 3, 3), [4, 0, since - 1, 3, 3])
+            return views == (View(7, 0b11, since - 1, 3, 3), [4, 0, since - 1, 3, 3, 0])
 
         become(seen, "it was not seen")
     assert slots.reap()

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import pytest
 
 from cgroup_threads.governor import workers as workers_module
-from cgroup_threads.governor.workers import Workers
+from cgroup_threads.governor.workers import Workers as Threads
 from tests.lab.commands import run_python
+
+
+class Workers(Threads):
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = workers_module.Future()
+        self.submit(future, call)
+        return future
 
 
 def test_calls_one_after_another_have_one_thread() -> None:
     workers = Workers()
-    seen = {workers.submit(threading.get_ident).result(20) for _ in range(50)}
+    seen = {workers.begin(threading.get_ident).result(20) for _ in range(50)}
     assert len(seen) == 1
     workers.end()
 
 
 def test_the_thread_that_was_busy_last_is_taken_first() -> None:
     workers, both = Workers(), threading.Barrier(2)
-    first, second = (workers.submit(lambda: (both.wait(20), threading.get_ident())[1]) for _ in range(2))
+    first, second = (workers.begin(lambda: (both.wait(20), threading.get_ident())[1]) for _ in range(2))
     assert first.result(20) != second.result(20)
-    again = {workers.submit(threading.get_ident).result(20) for _ in range(20)}
+    again = {workers.begin(threading.get_ident).result(20) for _ in range(20)}
     assert len(again) == 1
     workers.end()
 
@@ -32,18 +41,18 @@ def test_the_thread_that_was_busy_last_is_taken_first() -> None:
 def test_an_exception_is_the_callers_and_the_thread_goes_on() -> None:
     workers = Workers()
     with pytest.raises(SystemExit):
-        workers.submit(lambda: exit(3)).result(20)
-    assert workers.submit(lambda: 5).result(20) == 5
+        workers.begin(lambda: exit(3)).result(20)
+    assert workers.begin(lambda: 5).result(20) == 5
     workers.end()
 
 
 def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "IDLE_S", 0.02)
     workers = Workers()
-    ended = workers.submit(threading.current_thread).result(20)
+    ended = workers.begin(threading.current_thread).result(20)
     ended.join(20)
     assert not ended.is_alive()
-    assert workers.submit(threading.current_thread).result(20) is not ended
+    assert workers.begin(threading.current_thread).result(20) is not ended
     workers.end()
 
 
@@ -51,7 +60,7 @@ def test_a_call_that_comes_as_its_thread_gives_up_is_done(monkeypatch: pytest.Mo
     monkeypatch.setattr(workers_module, "IDLE_S", 0.0005)
     workers = Workers()
     for number in range(500):
-        assert workers.submit(lambda number=number: number).result(20) == number  # type: ignore[misc]
+        assert workers.begin(lambda number=number: number).result(20) == number  # type: ignore[misc]
         time.sleep(0.0005)  # about when the thread ends
     workers.end()
 
@@ -67,12 +76,12 @@ def test_a_cancelled_call_does_not_begin() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers_module, "Future", Slow)
-        future = workers.submit(lambda: begun.append(1))
+        future = workers.begin(lambda: begun.append(1))
     assert future.cancel()
     looked.set()
     with pytest.raises(CancelledError):
         future.result(20)
-    assert workers.submit(lambda: 1).result(20) == 1
+    assert workers.begin(lambda: 1).result(20) == 1
     assert begun == []
     workers.end()
 

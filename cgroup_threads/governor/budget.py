@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 from ..pools.ledger import Lease
 from .arbitration import grant, share, smooth, smooth_duration
@@ -26,6 +27,7 @@ FIRST_STALL_S: Final = 1.0
 """While no call has ended: the first ones load and warm up, and say nothing of those to come."""
 MAX_WAIT_S: Final = 30.0
 """A call that has waited this long begins with one thread, whatever the others do."""
+AnyWaiter = TypeVar("AnyWaiter", bound=Waiter)
 
 
 class Budget:
@@ -55,6 +57,8 @@ class Budget:
         self.parent = parent
         self.closed = False
         """True in a child that a fork left with its parent's budget."""
+        self._after: deque[Callable[[], object]] = deque()
+        """What to call once the lock is free."""
         self._returned: deque[Lease] = deque()
         """Leases of threads that have died, put here by finalizers."""
 
@@ -67,41 +71,48 @@ class Budget:
         if self._is_mine():
             self._slip_in(lease)
             return
-        if self._ask(lease, top, patience, block):
-            return
-        waiter = ThreadWaiter(lease, top, *self._times(patience))
         try:
-            self._enqueue(waiter)
-            while not waiter.done:
+            waiter = self._ask(lease, top, patience, block, ThreadWaiter)
+            while waiter is not None and not waiter.done:
                 self._wait(waiter)
                 self._look(waiter)
         except BaseException:
-            self._withdraw(waiter)
+            self.give(lease)
             raise
 
-    async def claim_async(self, lease: Lease, top: int, patience: float | None = None) -> None:
-        """``claim`` for an asyncio task: the event loop runs on while it waits. Cancelling leaves nothing behind."""
-        if self._ask(lease, top, patience, True):
-            return
-        waiter = TaskWaiter(lease, top, *self._times(patience))
+    async def claim_async(
+        self, lease: Lease, top: int, patience: float | None = None, start: Callable[[], None] | None = None
+    ) -> None:
+        """``claim`` for an asyncio task: the event loop runs on while it waits. Cancelling leaves nothing behind.
+
+        ``start`` is called where the lease is granted to a task that waits, in whatever thread that happens; it has to
+        stand being called when nobody waits any more, and then ``give`` is the caller's to call.
+        """
         try:
-            self._enqueue(waiter)
-            while not waiter.done:
+            waiter = self._ask(lease, top, patience, True, partial(TaskWaiter, start=start))
+            while waiter is not None and not waiter.done:
                 await waiter.wait(self._pause(waiter), self._fd(waiter))
                 self._look(waiter)
         except BaseException:
-            self._withdraw(waiter)
+            if start is None:
+                self.give(lease)
             raise
 
     def give(self, lease: Lease) -> None:
-        """Take back the cores of ``lease``, but for those that its parts still use. Giving twice does nothing."""
+        """Take back the cores of ``lease``, but for those that its parts still use, or its place in the queue. Giving
+        twice does nothing."""
         if self.closed:
             return
         if self._is_mine():
             self._returned.append(lease)
             return
         with self.lock:
-            self._end(lease, monotonic())
+            now = monotonic()
+            if lease in self.leases:
+                self._end(lease, now)
+            else:
+                self._leave_queue(lease, now)
+        self._send()
         parent = self.parent
         if parent is not None and not parent._active:
             budget = parent._budget
@@ -122,6 +133,7 @@ class Budget:
         with self.lock:
             self.cores = cores
             self._dispatch(monotonic())
+        self._send()
 
     def abandon(self) -> None:
         """In a forked child: these are the parent's leases. Takes no lock (see ``core_budget``)."""
@@ -136,28 +148,33 @@ class Budget:
 
     # What follows is called with the lock held, except for the few that take it.
 
-    def _ask(self, lease: Lease, top: int, patience: float | None, block: bool) -> bool:
+    def _ask(
+        self, lease: Lease, top: int, patience: float | None, block: bool, kind: Callable[..., AnyWaiter]
+    ) -> AnyWaiter | None:
+        """Open ``lease``, or put it into the queue and return its waiter."""
+        lease._budget = self
         with self.lock:
             now = monotonic()
             self._observe(now)
-            wait = block and patience != 0.0
+            waits = block and patience != 0.0
             value = 0
-            if not self.queue or not wait:
-                value = self._take(top, len(self.leases) + len(self.queue) + 1, now, wait)
-            if value or not wait:
+            if not self.queue or not waits:
+                value = self._take(top, len(self.leases) + len(self.queue) + 1, now, waits)
+            if value or not waits:
                 self._begin(lease, value, now, 0.0)
-                return True
-            return False
+                self._publish(now)
+                return None
+            deadline = now + (MAX_WAIT_S if patience is None else patience)
+            waiter = kind(lease, top, now, deadline, patience is not None)
+            self.queue.append(waiter)
+            waiter.first = self.queue[0] is waiter
+            self._publish(now)
+            return waiter
 
     def _slip_in(self, lease: Lease) -> None:
         """A finalizer or signal handler that interrupted this very budget: one thread, outside of all counts."""
         lease.threads = 1
         self.counters.overcommitted += 1
-
-    def _enqueue(self, waiter: Waiter) -> None:
-        with self.lock:
-            self.queue.append(waiter)
-            self._dispatch(monotonic())
 
     def _look(self, waiter: Waiter) -> None:
         """After a wait: was it this one's turn, or has its patience ended?"""
@@ -170,20 +187,18 @@ class Budget:
                     self._dispatch(now)
                 finally:
                     self.looker = None
-            if waiter.done or now < self._expires(waiter):
-                return
-            self.queue.remove(waiter)
-            waiter.done = True
-            self._begin(waiter.lease, 0, now, now - waiter.since_s)
-            self._dispatch(now)
-
-    def _withdraw(self, waiter: Waiter) -> None:
-        with self.lock:
-            now = monotonic()
-            if waiter in self.queue:
+            if not waiter.done and now >= self._expires(waiter):
                 self.queue.remove(waiter)
-            self._end(waiter.lease, now)
-            self._dispatch(now)
+                waiter.done = True
+                self._begin(waiter.lease, 0, now, now - waiter.since_s)
+                self._dispatch(now)
+        self._send()
+
+    def _leave_queue(self, lease: Lease, now: float) -> None:
+        for waiter in tuple(self.queue):
+            if waiter.lease is lease:
+                self.queue.remove(waiter)
+                self._dispatch(now)
 
     def _dispatch(self, now: float) -> None:
         """Start those at the head of the queue for whom there are cores."""
@@ -206,7 +221,6 @@ class Budget:
         lease.threads = self._count(value) or 1
         lease.waited_s = waited
         lease._since_s = now
-        lease._budget = self
         self.leases[lease] = value
         self.moved_s = now
         counters = self.counters
@@ -217,7 +231,6 @@ class Budget:
             parent = self.parent
             if parent is not None and isinstance(parent._budget, Budget):
                 parent._budget.counters.overcommitted += 1
-        self._publish(now)
 
     def _end(self, lease: Lease, now: float) -> None:
         value = self.leases.get(lease)
@@ -270,10 +283,6 @@ class Budget:
     def _wait(self, waiter: ThreadWaiter) -> None:
         waiter.wait(self._pause(waiter))
 
-    def _times(self, patience: float | None) -> tuple[float, float, bool]:
-        now = monotonic()
-        return now, now + (MAX_WAIT_S if patience is None else patience), patience is not None
-
     # What a budget shared by several processes does in another way.
 
     def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
@@ -293,7 +302,11 @@ class Budget:
 
     def _rouse(self, waiter: Waiter) -> bool:
         """Tell ``waiter`` that it was granted its lease. False if it is no more."""
-        return waiter.wake()
+        if not waiter.wake():
+            return False
+        if isinstance(waiter, TaskWaiter) and waiter.start is not None:
+            self._after.append(waiter.start)
+        return True
 
     def _lead(self, first: Waiter) -> None:
         """``first`` is the first of the queue and has to wait."""
@@ -307,3 +320,13 @@ class Budget:
 
     def _publish(self, now: float) -> None:
         """The numbers of leases and waiters changed."""
+
+    def _send(self) -> None:
+        """Start and wake others; without the lock, since whoever wakes another is often made to wait for it."""
+        after = self._after
+        while after:
+            try:
+                call = after.popleft()
+            except IndexError:  # another thread was faster
+                return
+            call()

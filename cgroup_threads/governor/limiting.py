@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
@@ -224,20 +225,26 @@ async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) ->
     its cores until then.
     """
     lease = Lease(1, None, _find_outer())
+    context = copy_context()
+    future: Future[R] = Future()
+    calls = [lambda: context.run(_run_limited, lease, lambda: function(*args, **kwargs))]
+
+    def start() -> None:
+        try:
+            call = calls.pop()
+        except IndexError:  # begun already: the granting thread and this task may both come here
+            return
+        _workers().submit(future, call)
+
     try:
         budget, top, patience = ThreadLimit()._claim(lease)
-        await budget.claim_async(lease, top, patience)
-        context = copy_context()
-        future = _workers().submit(lambda: context.run(_run_limited, lease, lambda: function(*args, **kwargs)))
+        await budget.claim_async(lease, top, patience, start)
+        start()
+        return await asyncio.wrap_future(future)
     except BaseException:
-        _give(lease)
-        raise
-    try:
-        result: R = await asyncio.wrap_future(future)
-    finally:
-        if future.cancelled():  # before it began
+        if future.cancel():  # before it began; else the thread gives the cores back at its end
             _give(lease)
-    return result
+        raise
 
 
 def _run_limited(lease: Lease, call: Callable[[], R]) -> R:

@@ -6,6 +6,7 @@ What others publish (how many calls, who has waited longest) is a hint. A wrong 
 from __future__ import annotations
 
 import select
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -16,8 +17,10 @@ from .budget import Budget
 from .slots import Slots, View, open_slots
 from .waiting import ThreadWaiter, Waiter
 
-LOOK_S: Final = 0.01
-"""The first of the queue looks this often by itself: a datagram may be lost, and a killed holder sends none."""
+LOOK_S: Final = 0.008
+"""Who waits longest of all looks this often by itself: a datagram may be lost, and a killed holder sends none."""
+IDLE_LOOK_S: Final = 0.02
+"""How often the first of another process's queue does: it has to wait anyway, and only shows that it lives."""
 TIDY_S: Final = 0.1
 """How often rows of dead processes, and the file itself, are looked after."""
 
@@ -64,7 +67,7 @@ class SharedBudget(Budget):
         if (view.held, view.oldest_s) != (self._view.held, self._view.oldest_s):
             self.moved_s = monotonic()  # another process's queue moves
         self._view = view
-        if half and view.oldest_s is not None and view.oldest_s < since_s:
+        if half and view.ahead(len(self.leases), since_s):
             return 0
         # A killed holder sends nothing, and its hints stay for a while: who waits asks the kernel.
         held = slots.locked(self.cores) if self.looker is not None else view.held
@@ -88,7 +91,7 @@ class SharedBudget(Budget):
             # Cores that were given back at the same moment woke this process twice: the rest is the next one's.
             taken = (view.held | self.slots.held) & ((1 << self.cores) - 1)
             if taken.bit_count() < self.cores:
-                self.slots.wake(view.oldest_row)
+                self._after.append(partial(self.slots.wake, view.oldest_row))
 
     def _drop(self, lease: Lease) -> None:
         super()._drop(lease)
@@ -120,17 +123,17 @@ class SharedBudget(Budget):
         self._publish(now)
         view = self._view = self.slots.look()
         row = view.oldest_row
-        if row is not None and not (self.queue and self.queue[0].since_s <= (view.oldest_s or 0.0)):
-            self.slots.wake(row)
+        if row is not None and (not self.queue or view.ahead(len(self.leases), self.queue[0].since_s)):
+            self._after.append(partial(self.slots.wake, row))
 
     def _publish(self, now: float) -> None:
         queue = self.queue
         self.slots.publish(len(self.leases), len(queue), queue[0].since_s if queue else None, now)
 
     def _rouse(self, waiter: Waiter) -> bool:
-        if waiter.first and waiter is not self.looker:
-            self.slots.wake_self()
-        return waiter.wake()
+        if waiter.first and waiter is not self.looker and isinstance(waiter, ThreadWaiter):
+            self._after.append(self.slots.wake_self)  # it listens there, not at its gate
+        return super()._rouse(waiter)
 
     def _lead(self, first: Waiter) -> None:
         if not first.first:
@@ -138,7 +141,9 @@ class SharedBudget(Budget):
             first.wake()
 
     def _pause(self, waiter: Waiter) -> float:
-        return LOOK_S if waiter.first else super()._pause(waiter)
+        if not waiter.first:
+            return super()._pause(waiter)
+        return IDLE_LOOK_S if self._view.ahead(len(self.leases), waiter.since_s) else LOOK_S
 
     def _fd(self, waiter: Waiter) -> int | None:
         return self.slots.fileno() if waiter.first else None
@@ -150,7 +155,7 @@ class SharedBudget(Budget):
             return
         poll = select.poll()
         poll.register(self.slots.fileno(), select.POLLIN)
-        poll.poll(LOOK_S * 1000)
+        poll.poll(self._pause(waiter) * 1000)
 
     def _look(self, waiter: Waiter) -> None:
         if waiter.first:

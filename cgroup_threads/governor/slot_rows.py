@@ -35,8 +35,9 @@ _NONE_HELD: Final = bytes(_HELD_SIZE)
 class View(NamedTuple):
     """What the other processes said when they last wrote. Times are those of ``time.monotonic``.
 
-    ``calls`` are in flight or waiting, ``waiting`` those that wait, ``held`` is the mask of the cores they hold;
-    ``oldest_s`` is since when the first of all their waiters waits, ``oldest_row`` its process, both None without one.
+    ``calls`` are in flight or waiting, ``waiting`` those that wait, ``held`` is the mask of the cores they hold. The
+    next of their waiters is the one that has waited longest in a process that runs fewest calls: ``oldest_s`` is since
+    when it waits, ``oldest_row`` its process, both None without one; ``oldest_running`` says how many calls run there.
     """
 
     calls: int = 0
@@ -44,6 +45,15 @@ class View(NamedTuple):
     oldest_s: float | None = None
     oldest_row: int | None = None
     waiting: int = 0
+    oldest_running: int = 0
+
+    def ahead(self, running: int, since_s: float) -> bool:
+        """Whether their next waiter comes before one that waits since ``since_s`` in a process that runs ``running``.
+
+        First come, first served would often run two calls in one process while another has none: in Python they then
+        wait for each other's interpreter lock, and a leased core lies idle.
+        """
+        return self.oldest_s is not None and (self.oldest_running, self.oldest_s) < (running, since_s)
 
 
 NOTHING_SEEN: Final = View()
@@ -71,6 +81,7 @@ def parse_page(page: bytes, own_row: int, now_s: float) -> View:
     calls = held = all_waiting = 0
     oldest_s: float | None = None
     oldest_row: int | None = None
+    fewest = 0
     row = -1
     for magic, running, waiting, _, since_s, look_s, cores in _ROW.iter_unpack(page):
         row += 1
@@ -83,9 +94,9 @@ def parse_page(page: bytes, own_row: int, now_s: float) -> View:
         if waiting and 0.0 < since_s <= now_s and now_s - LOOK_LIMIT_S <= look_s <= now_s + LOOK_LIMIT_S:
             calls += waiting
             all_waiting += waiting
-            if oldest_s is None or since_s < oldest_s:
-                oldest_s, oldest_row = since_s, row
-    return View(calls, held, oldest_s, oldest_row, all_waiting)
+            if oldest_s is None or running < fewest or (running == fewest and since_s < oldest_s):
+                oldest_s, oldest_row, fewest = since_s, row, running
+    return View(calls, held, oldest_s, oldest_row, all_waiting, fewest)
 
 
 def parse_token(row: bytes) -> int | None:

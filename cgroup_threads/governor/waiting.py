@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from ..pools.ledger import Lease
 
@@ -57,10 +58,20 @@ class ThreadWaiter(Waiter):
 class TaskWaiter(Waiter):
     """A task of an asyncio event loop, which must not be blocked."""
 
-    __slots__ = ("_future", "_loop", "_woken")
+    __slots__ = ("_future", "_loop", "_woken", "start")
 
-    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        top: int,
+        since_s: float,
+        deadline_s: float,
+        patient: bool = False,
+        start: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(lease, top, since_s, deadline_s, patient)
+        self.start = start
+        """Called once the lease is granted, by whoever granted it: no core lies idle until the event loop comes."""
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         self._woken = False

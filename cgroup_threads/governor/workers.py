@@ -71,9 +71,8 @@ class Workers:
         self._pid = os.getpid()
         atexit.register(self.end)
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run ``call`` in a thread now; it can be cancelled until it has begun."""
-        future: Future[Any] = Future()
+    def submit(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        """Run ``call`` in a thread now, with its result in ``future``, which can be cancelled until it has begun."""
         with self._lock:
             worker = self._idle.pop() if self._idle else None
             if worker is None:
@@ -81,7 +80,6 @@ class Workers:
                 worker.thread.start()
                 self._all.add(worker)
         worker.give((future, call))
-        return future
 
     def rest(self, worker: _Worker) -> None:
         """``worker`` has nothing to do."""
