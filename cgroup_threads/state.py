@@ -37,6 +37,8 @@ class ProcessState:
         self.plan: ThreadPlan | None = None
         """What would be applied, while nothing is."""
         self.ledger: Ledger | None = None
+        self.generation = 0
+        """How many forks lie between this process and the one that imported the package."""
         self.budget: object = None
         """The core budget (``governor.core_budget.CoreBudget``); made at first use."""
         self.slots: object = None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cgroup_threads.governor import budget as budget_module
+from cgroup_threads.governor import queue as queue_module
 from cgroup_threads.governor.budget import Budget
 from cgroup_threads.pools.ledger import Lease
 
@@ -110,8 +111,8 @@ def test_the_sum_of_leases_holds_with_many_threads() -> None:
 
 
 def test_a_call_that_does_not_end_lets_others_by_with_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_module, "MIN_STALL_S", 0.02)
-    monkeypatch.setattr(budget_module, "FIRST_STALL_S", 0.02)
+    monkeypatch.setattr(queue_module, "MIN_STALL_S", 0.02)
+    monkeypatch.setattr(queue_module, "FIRST_STALL_S", 0.02)
     budget, release, inside = Budget(2), threading.Event(), []
 
     def work() -> None:
@@ -135,7 +136,7 @@ def test_a_call_that_does_not_end_lets_others_by_with_one_thread_each(monkeypatc
 
 def test_a_queue_that_moves_is_not_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits far longer than the stall guard, but something is given back all the time."""
-    monkeypatch.setattr(budget_module, "MIN_STALL_S", 0.5)
+    monkeypatch.setattr(queue_module, "MIN_STALL_S", 0.5)
     budget, gate = Budget(1), threading.Semaphore(0)
 
     def work() -> float:
@@ -327,3 +328,41 @@ def test_the_waits_are_counted() -> None:
     histogram = dict(budget.counters.histogram())
     assert sum(histogram.values()) == 2
     assert histogram[0.0] == 1
+
+
+def test_a_part_lends_no_more_than_its_ended_parent_has_left() -> None:
+    whole, parent, first = Budget(4), Lease(1), Lease(1)
+    whole.claim(parent, MANY)
+    part = parent._part = Budget(parent.threads, parent=parent)
+    part.claim(first, 3)
+    parent._active = False
+    whole.give(parent)
+    with held(whole, patience=0.0) as other:
+        assert other.threads == 1
+        part.give(first)
+        with held(part, patience=0.0) as late:
+            assert (late.threads, part.counters.overcommitted) == (1, 1)
+            assert whole.leased() == 1
+
+
+def test_a_dead_threads_lease_of_a_part_comes_back_to_the_whole() -> None:
+    whole, parent, child = Budget(4), Lease(1), Lease(1)
+    whole.claim(parent, MANY)
+    part = parent._part = Budget(parent.threads, parent=parent)
+    part.claim(child, 2)
+    parent._active = False
+    whole.give(parent)
+    assert whole.leased() == 2
+    part.give_later(child)
+    assert whole.leased() == 0
+
+
+def test_a_resize_from_inside_the_lock_comes_after_it() -> None:
+    budget = Budget(2)
+    with budget.lock:
+        budget.resize(4)
+        assert budget.cores == 2
+    with held(budget):
+        pass
+    with held(budget) as lease:
+        assert lease.threads == 4

@@ -324,7 +324,7 @@ def test_other_namespaces(namespace: str) -> None:
         assert (worker.pid == 1) is (namespace == "pid")
         assert slots.take(1, 4, 0) == 0b0001
         slots.publish(1, 0, None, 1.0)
-        assert worker.ask("s.look()") == [1, 1, None, None, 0]
+        assert worker.ask("s.look()") == [1, 1, None, None, 0, 0]
         assert worker.ask("s.take(4, 4, 0)") == 0b1110
         slots.wake(1)
         assert worker.ask(f"[heard({0 if namespace == 'net' else 10}), s.wake(0)]") == [namespace == "pid", None]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cgroup_threads import Statistics
 from cgroup_threads.governor.arbitration import DURATIONS_PER_TAU
-from cgroup_threads.governor.budget import MAX_WAIT_S, MIN_STALL_S, STALL_DURATIONS
 from cgroup_threads.governor.core_budget import CHECK_S
+from cgroup_threads.governor.queue import MAX_WAIT_S, MIN_STALL_S, STALL_DURATIONS
 from cgroup_threads.governor.slot_rows import MAX_SLOTS, ROWS
 from cgroup_threads.settings import PREFIX, Settings
 from cgroup_threads.variables import SPINCOUNT, VARIABLES, Kind, Stage

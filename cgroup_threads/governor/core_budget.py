@@ -186,16 +186,20 @@ def configure(
     if patience is not None:
         changes["patience"] = check_patience(patience)
     with process.lock:
-        before = process.budget
         process.configured = changes
-        if isinstance(before, CoreBudget):
-            now = configured()
-            if now.scope != before.settings.scope:
-                process.budget = None
-            else:
-                before.settings = now
-                with before.lock:
-                    before.follow()
+        now = configured()
+        before = process.budget
+        if not isinstance(before, CoreBudget):
+            return
+        before.settings = now
+        if size(_limits(now), now).scope != before.size.scope:
+            process.budget = None
+    # Without that lock: looking at the limits may have something to note, which takes it.
+    if process.budget is before:
+        with before.lock:
+            before.follow()
+    else:
+        before.budget.end()
 
 
 def refresh() -> Statistics:
@@ -264,7 +268,13 @@ def _in_child() -> None:
 
     Locks may be held for ever by threads that do not exist here, so none is taken.
     """
+    process.generation += 1
     before, process.budget = process.budget, None
     process.workers = None  # its threads do not exist here
     if isinstance(before, CoreBudget):
         before.budget.abandon()
+    elif process.slots is not None:  # a fork of a fork that has leased nothing itself
+        from .slots import Slots
+
+        if isinstance(process.slots, Slots):
+            process.slots = process.slots.abandon_in_child()

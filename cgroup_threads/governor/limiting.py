@@ -227,6 +227,7 @@ async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) ->
     lease = Lease(1, None, _find_outer())
     context = copy_context()
     future: Future[R] = Future()
+    refused: list[BaseException] = []
     calls = [lambda: context.run(_run_limited, lease, lambda: function(*args, **kwargs))]
 
     def start() -> None:
@@ -234,13 +235,23 @@ async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) ->
             call = calls.pop()
         except IndexError:  # begun already: the granting thread and this task may both come here
             return
-        _workers().submit(future, call)
+        try:
+            _workers().submit(future, call)
+        except BaseException as error:  # noqa: BLE001 - no thread could be made: that is for the caller to know
+            if future.cancel():
+                _give(lease)
+            refused.append(error)
 
     try:
         budget, top, patience = ThreadLimit()._claim(lease)
         await budget.claim_async(lease, top, patience, start)
         start()
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if refused:
+                raise refused[0] from None
+            raise
     except BaseException:
         if future.cancel():  # before it began; else the thread gives the cores back at its end
             _give(lease)

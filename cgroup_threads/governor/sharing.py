@@ -45,15 +45,16 @@ class SharedBudget(Budget):
     def end(self) -> None:
         """Leave; the last one to leave removes the file. Daemon threads may still hold leases and cores: those go at
         the process's very end."""
-        if not self.leases and self.lock.acquire(timeout=1.0):
+        if self.lock.acquire(timeout=1.0):
             try:
-                self.slots.close()
+                self.slots.leave()
             finally:
                 self.lock.release()
 
     def _observe(self, now: float) -> None:
         while self._returned:
             self._end(self._returned.popleft(), now)
+            self._settle_parent()
         if now - self._tidied_s >= TIDY_S:
             self._tidied_s = now
             self._tidy()
@@ -71,7 +72,7 @@ class SharedBudget(Budget):
             return 0
         # A killed holder sends nothing, and its hints stay for a while: who waits asks the kernel.
         held = slots.locked(self.cores) if self.looker is not None else view.held
-        taken = (held | slots.held) & ((1 << self.cores) - 1)
+        taken = held | slots.held  # those above a budget that has shrunk count too, until they are given back
         others = view.calls - view.waiting
         calls += view.calls
         want = share(self.cores, calls, self.mean if self.duration_s else calls, top)

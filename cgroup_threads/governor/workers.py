@@ -64,7 +64,8 @@ class Workers:
     """As many threads as calls run at once; whoever submits has been admitted by a budget."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Re-entrant: a finalizer that runs inside ``submit`` may end a lease, and so start another call."""
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._ended = False

@@ -40,7 +40,7 @@ def wait():
     # In a thread, until it is told to leave.
     left, entered = threading.Event(), threading.Event()
     def work():
-        with ct.limit_threads() as lease:
+        with ct.limit_threads(patience=60) as lease:  # no impatience on a slow machine
             inside.append([lease.threads, lease.waited_s])
             left.wait()
     thread = threading.Thread(target=work, daemon=True)
@@ -124,5 +124,7 @@ def set_quota(name: str, cores: float) -> None:
     (CPU / name / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD_US)))
 
 
-def slot_files() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("cgroup_threads-*.slots")}
+def slot_files(name: str) -> set[str]:
+    """The slots of the group ``name``; other processes of this machine have theirs."""
+    inode = f"{(CPU / name).stat().st_ino:x}"
+    return {path.name for path in Path("/dev/shm").glob(f"cgroup_threads-*-{inode}.slots")}

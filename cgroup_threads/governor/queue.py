@@ -1,0 +1,155 @@
+"""Who waits for cores, and for how long: first come, first served, with a guard against calls that do not end."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from ..pools.ledger import Lease
+from .waiting import TaskWaiter, ThreadWaiter, Waiter
+
+# Patience guards against calls that hold cores and do not end; it is no means to lower latency. So it counts from the
+# last time anything was given back, not from a call's arrival: a long queue that moves is in order.
+STALL_DURATIONS: Final = 3.0
+MIN_STALL_S: Final = 0.1
+FIRST_STALL_S: Final = 1.0
+"""While no call has ended: the first ones load and warm up, and say nothing of those to come."""
+MAX_WAIT_S: Final = 30.0
+"""A call that has waited this long begins with one thread, whatever the others do."""
+
+
+class Queue:
+    """The waiting half of a budget of ``cores``; ``Budget`` has the leases. All but ``_look`` and ``_send`` are called
+    with the lock held."""
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self.lock = threading.RLock()
+        """Re-entrant only so that it can tell: signal handlers and finalizers run between any two steps, and one that
+        finds this thread inside changes nothing."""
+        self.leases: dict[Lease, int] = {}
+        """The cores of each open lease; 0 where its one thread came out of expired patience."""
+        self.queue: deque[Waiter] = deque()
+        self.duration_s = 0.0
+        """The mean duration of a call; 0 until one has ended."""
+        self.moved_s = 0.0
+        """When cores were last given or given back (monotonic)."""
+        self.looker: Waiter | None = None
+        """The waiter that holds the lock to look for itself: it needs no waking."""
+        self._after: deque[Callable[[], object]] = deque()
+        """What to call once the lock is free."""
+
+    def _look(self, waiter: Waiter) -> None:
+        """After a wait: was it this one's turn, or has its patience ended?"""
+        with self.lock:
+            now = monotonic()
+            self._observe(now)
+            if not waiter.done:
+                self.looker = waiter
+                try:
+                    self._dispatch(now)
+                finally:
+                    self.looker = None
+            if not waiter.done and now >= self._expires(waiter):
+                self.queue.remove(waiter)
+                waiter.done = True
+                self._begin(waiter.lease, 0, now, now - waiter.since_s)
+                self._dispatch(now)
+        self._send()
+
+    def _leave_queue(self, lease: Lease, now: float) -> None:
+        for waiter in tuple(self.queue):
+            if waiter.lease is lease:
+                self.queue.remove(waiter)
+                self._dispatch(now)
+
+    def _dispatch(self, now: float) -> None:
+        """Start those at the head of the queue for whom there are cores."""
+        queue = self.queue
+        while queue:
+            first = queue[0]
+            if first.done:  # an interrupt left it here
+                queue.popleft()
+                continue
+            value = self._take(first.top, len(self.leases) + len(queue), first.since_s, True)
+            if not value:
+                self._lead(first)
+                break
+            self._begin(first.lease, value, now, now - first.since_s)
+            first.done = True
+            queue.popleft()
+            if not self._rouse(first):
+                self._drop(first.lease)
+        self._publish(now)
+
+    def _expires(self, waiter: Waiter) -> float:
+        """When ``waiter`` may begin with one thread above the budget."""
+        if waiter.patient or waiter is not self.queue[0] or not self._may_overdraw():
+            return waiter.deadline_s
+        stall = self._stall()
+        return min(waiter.deadline_s, max(self.moved_s + stall, waiter.since_s + MIN_STALL_S))
+
+    def _stall(self) -> float:
+        """Seconds without anything given back that are no longer normal."""
+        if not self.duration_s:
+            return FIRST_STALL_S
+        return max(MIN_STALL_S, STALL_DURATIONS * self.duration_s)
+
+    def _may_overdraw(self) -> bool:
+        return sum(1 for value in self.leases.values() if not value) < self.cores
+
+    def _pause(self, waiter: Waiter) -> float:
+        """Seconds that ``waiter`` may wait before it looks again by itself."""
+        return min(waiter.deadline_s - monotonic(), self._stall())
+
+    def _wait(self, waiter: ThreadWaiter) -> None:
+        waiter.wait(self._pause(waiter))
+
+    def _rouse(self, waiter: Waiter) -> bool:
+        """Tell ``waiter`` that it was granted its lease. False if it is no more."""
+        if not waiter.wake():
+            return False
+        if isinstance(waiter, TaskWaiter) and waiter.start is not None:
+            self._after.append(waiter.start)
+        return True
+
+    def _lead(self, first: Waiter) -> None:
+        """``first`` is the first of the queue and has to wait."""
+
+    def _fd(self, waiter: Waiter) -> int | None:
+        """What ``waiter`` has to watch besides being woken."""
+        return None
+
+    def _send(self) -> None:
+        """Start and wake others; without the lock, since whoever wakes another is often made to wait for it."""
+        after = self._after
+        while after:
+            try:
+                call = after.popleft()
+            except IndexError:  # another thread was faster
+                return
+            call()
+
+    # What ``Budget`` knows.
+
+    def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
+        """Cores for a call that has waited since ``since_s``, of ``calls`` in all; 0 if it has to wait."""
+        raise NotImplementedError
+
+    def _begin(self, lease: Lease, value: int, now: float, waited: float) -> None:
+        """Open ``lease`` with what ``_take`` returned; 0 is a thread above the budget."""
+        raise NotImplementedError
+
+    def _drop(self, lease: Lease) -> None:
+        """``lease`` is no more."""
+        raise NotImplementedError
+
+    def _observe(self, now: float) -> None:
+        """Bring the mean number of calls up to date."""
+        raise NotImplementedError
+
+    def _publish(self, now: float) -> None:
+        """The numbers of leases and waiters changed."""
