@@ -77,10 +77,13 @@ def start(arguments: list[str], cores: int, scope: str = "container") -> subproc
 
 
 def worker(path: str, first: int, leases: int, seconds: float) -> None:
-    """Threads that lease again and again, until ``leases`` each or ``seconds`` have passed."""
+    """Threads that lease again and again, until ``leases`` each or ``seconds`` have passed; all begin at one line."""
     import cgroup_threads as ct
 
     shared = Board(path)
+    ct.statistics()
+    print("ready", flush=True)
+    sys.stdin.readline()
     end = time.monotonic() + seconds
 
     def work(index: int) -> None:
@@ -109,6 +112,17 @@ def worker(path: str, first: int, leases: int, seconds: float) -> None:
     print(json.dumps({"granted": counted.granted, "overcommitted": counted.overcommitted, "active": counted.active}))
 
 
+def go(processes: list[subprocess.Popen[str]]) -> None:
+    """Let workers begin once all of them can."""
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
 def stress(cores: int, leases: int, kill_every_s: float | None) -> dict[str, Any]:
     """The largest sum that a sampler sees while processes lease, and one is killed now and then."""
     each = leases // (PROCESSES * THREADS)
@@ -118,6 +132,7 @@ def stress(cores: int, leases: int, kill_every_s: float | None) -> dict[str, Any
             return start(["worker", path, str(number * THREADS), str(each), "600"], cores)
 
         processes = [begin(number) for number in range(PROCESSES)]
+        go(processes)
         samples = most = kills = overcommitted = 0
         dead: range = range(0)
         next_kill = time.monotonic() + (kill_every_s or 1e9) + 1.0
@@ -133,6 +148,7 @@ def stress(cores: int, leases: int, kill_every_s: float | None) -> dict[str, Any
                         serial, _, done, longest = shared.row(index)
                         shared.put(index, serial + 1, 0, done, longest)
                     processes[number] = begin(number)
+                    go(processes[number : number + 1])
                     kills += 1
                 next_kill = time.monotonic() + kill_every_s
         for process in processes:
@@ -157,6 +173,7 @@ def fairness(cores: int, seconds: float) -> dict[str, Any]:
             start(["worker", path, str(number * THREADS), "1000000000", str(seconds)], cores)
             for number in range(PROCESSES)
         ]
+        go(processes)
         for process in processes:
             process.wait()
             process.communicate()
@@ -203,6 +220,9 @@ def hand_over(cores: int, rounds: int, by_death: bool) -> list[float]:
     """Seconds from one process's giving back (or being killed) to another's beginning."""
     took = []
     processes = [start(["partner"], cores) for _ in range(2)]
+    for process in processes:
+        ask(process, "waiting")
+        answer(process)
     for round_number in range(rounds):
         holder, waiter = processes[round_number % 2], processes[(round_number + 1) % 2]
         ask(holder, "take")
@@ -220,7 +240,9 @@ def hand_over(cores: int, rounds: int, by_death: bool) -> list[float]:
         answer(waiter)
         if by_death:
             holder.communicate()
-            processes[round_number % 2] = start(["partner"], cores)
+            processes[round_number % 2] = fresh = start(["partner"], cores)
+            ask(fresh, "waiting")  # until it can wait
+            answer(fresh)
     for process in processes:
         process.communicate()
     return took

@@ -367,3 +367,31 @@ def test_a_users_own_count_is_all_that_a_call_can_use(variable: str, expected: i
 
 def test_workers_that_share_no_slots_get_a_part_each() -> None:
     assert budget_script("seen.append(ct.statistics().cores)", CGROUP_THREADS_WORKERS="2") == [2]
+
+
+def test_run_tells_when_no_thread_can_be_made() -> None:
+    """Also where another thread grants the cores: the failure is the caller's who waits, not the granting one's."""
+    script = """
+from cgroup_threads.governor import workers
+def refuse(self, future, call): raise RuntimeError("can't start new thread")
+workers.Workers.submit = refuse
+entered, release = threading.Event(), threading.Event()
+def hold():
+    with ct.limit_threads():
+        entered.set()
+        release.wait()
+async def main():
+    try: await ct.run(int)
+    except RuntimeError as error: seen.append(str(error))
+    holder = thread(hold)
+    entered.wait()
+    waiting = asyncio.create_task(ct.run(int))
+    while now()[2] == 0: await asyncio.sleep(0.001)
+    release.set()
+    try: await waiting
+    except RuntimeError as error: seen.append(str(error))
+    holder.join()
+asyncio.run(main())
+seen.append(now())
+"""
+    assert budget_script(script) == ["can't start new thread"] * 2 + [[0, 0, 0]]

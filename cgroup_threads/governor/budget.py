@@ -27,6 +27,9 @@ AnyWaiter = TypeVar("AnyWaiter", bound=Waiter)
 class Budget(Queue):
     """``cores`` to share among leases. ``parent`` is the lease whose cores these are, if it is a part of a budget."""
 
+    shared = False
+    """Whether other processes have a say in it."""
+
     def __init__(self, cores: int, *, parent: Lease | None = None) -> None:
         super().__init__(cores)
         lender = parent._budget if parent is not None else None
@@ -55,7 +58,11 @@ class Budget(Queue):
             self._slip_in(lease)
             return
         try:
+            if self._begin_alone(lease, top):
+                return
             waiter = self._ask(lease, top, patience, block, ThreadWaiter)
+            if self._after:
+                self._send()
             while waiter is not None and not waiter.done:
                 self._wait(waiter)
                 self._look(waiter)
@@ -91,13 +98,16 @@ class Budget(Queue):
             return
         with self.lock:
             now = monotonic()
+            if self._end_alone(lease, now):
+                return
             if lease in self.leases:
                 self._end(lease, now)
             else:  # it still waits, or an interrupt came between taking cores and noting it
                 self._leave_queue(lease, now)
                 self._freed(now)
             self._settle_parent()
-        self._send()
+        if self._after:
+            self._send()
 
     def give_later(self, lease: Lease) -> None:
         """``give`` from a finalizer, which may run anywhere, also where the lock is held: it never waits.
@@ -134,6 +144,42 @@ class Budget(Queue):
     def leased(self) -> int:
         """Cores of all open leases; call it with the lock held."""
         return sum(self.leases.values())
+
+    # The short way, where there is nobody to share with: most services are idle most of the time.
+
+    def _begin_alone(self, lease: Lease, top: int) -> bool:
+        """Open ``lease`` if nothing runs and nobody waits. Idle time is left out of the mean, so that stays."""
+        if self.shared:
+            return False
+        with self.lock:
+            if self.leases or self.queue or self._returned or self._after:
+                return False
+            cores = share(self.cores, 1, self.mean if self.duration_s else 1.0, top)
+            if not cores:  # a part whose parent has ended
+                return False
+            now = monotonic()
+            lease._budget = self
+            lease.threads = cores
+            lease._since_s = self.seen_s = self.moved_s = now
+            self.leases[lease] = cores
+            counters = self.counters
+            counters.granted += 1
+            counters.waits[0] += 1
+            return True
+
+    def _end_alone(self, lease: Lease, now: float) -> bool:
+        """End ``lease`` if it is the only one, nobody waits, and it is no part and has none; with the lock held."""
+        leases = self.leases
+        if self.shared or self.queue or self._returned or lease._part is not None or self.parent is not None:
+            return False
+        if len(leases) != 1 or leases.pop(lease, None) is None:
+            return False
+        seconds = now - lease._since_s
+        self.mean = smooth(self.mean, 1, now - self.seen_s, self.duration_s)
+        self.duration_s = smooth_duration(self.duration_s, seconds)
+        self.seen_s = self.moved_s = now
+        self.counters.core_seconds += seconds * lease.threads
+        return True
 
     # What follows is called with the lock held, except for the few that take it.
 

@@ -65,7 +65,9 @@ class ThreadLimit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = self._find()
+        lease = _innermost.get()
+        if lease is None or lease._owner is not self or not lease._active:
+            lease = self._find()
         ledger = lease._ledger
         try:
             self._forget(lease)

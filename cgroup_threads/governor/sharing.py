@@ -17,7 +17,7 @@ from .budget import Budget
 from .slots import Slots, View, open_slots
 from .waiting import ThreadWaiter, Waiter
 
-LOOK_S: Final = 0.008
+LOOK_S: Final = 0.005
 """Who waits longest of all looks this often by itself: a datagram may be lost, and a killed holder sends none."""
 IDLE_LOOK_S: Final = 0.02
 """How often the first of another process's queue does: it has to wait anyway, and only shows that it lives."""
@@ -27,6 +27,8 @@ TIDY_S: Final = 0.1
 
 class SharedBudget(Budget):
     """``cores`` that are shared through ``slots``; a lease's value is the bit mask of its cores."""
+
+    shared = True
 
     def __init__(self, cores: int, slots: Slots) -> None:
         super().__init__(cores)

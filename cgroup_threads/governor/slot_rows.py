@@ -22,7 +22,7 @@ NO_ROW: Final = bytes(ROW_SIZE)
 MAX_CALLS: Final = 4096
 """More running or waiting calls than this are not believed of one process."""
 LOOK_LIMIT_S: Final = 0.05
-"""Who waits looks every 10 ms or so. A process that has not looked for longer is stopped: it must not block others."""
+"""Who waits looks every 5 to 20 ms. A process that has not looked for longer is stopped: it must not block others."""
 
 _MAGIC: Final = 0x31746F6C  # "lot1": a row of this version
 _HELD_SIZE: Final = HINTED_SLOTS // 8
