@@ -59,6 +59,20 @@ def block(limit: Limit, work: Callable[[], object] | None = None) -> Callable[[]
     return around
 
 
+def pools_alone() -> Callable[[], None]:
+    """What threadpoolctl does too: pools are limited, but no cores are leased from the budget of all calls."""
+    from cgroup_threads.pools.ledger import Lease, current
+
+    ledger = current()
+
+    def enter_and_exit() -> None:
+        lease = Lease(1)
+        ledger.enter(lease)
+        ledger.leave(lease)
+
+    return enter_and_exit
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31, help="rounds in which the arms take turns (default: 31)")
@@ -75,6 +89,7 @@ def main() -> int:
     same = ct.limit_threads(64)
     arms: dict[str, tuple[Callable[[], None], int]] = {
         "limit_threads(1)": (block(lambda: ours), 300),
+        "its limit of pools alone": (pools_alone(), 300),
         "limit_threads(1), nested": (block(lambda: ours), 300),
         "controller.limit(limits=1)": (block(lambda: controller.limit(limits=1)), 100),
         "threadpool_limits(1)": (block(lambda: threadpool_limits(1)), 5),
