@@ -132,3 +132,49 @@ async def main():
 asyncio.run(main())
 """
     assert limits_script(script) == [True, 0, [4, 4]]
+
+
+def test_leaving_out_of_order_keeps_what_is_open() -> None:
+    """Two async generators of one task: the first is closed while the second has its reservation on."""
+    script = """
+async def reserve():
+    async with ct.limit_threads(1) as lease: yield lease
+def work():
+    with ct.limit_threads() as lease: return lease.threads
+async def main():
+    first, second = reserve(), reserve()
+    await first.__anext__()
+    inner = await second.__anext__()
+    await first.aclose()
+    seen.append([inner.active, await asyncio.to_thread(work)])
+    await second.aclose()
+    seen.append(inner.active)
+asyncio.run(main())
+"""
+    assert limits_script(script) == [[True, 1], False]
+
+
+def test_closing_a_generator_elsewhere_leaves_other_entries_alone() -> None:
+    """Calls of one decorated function do not share what they leave."""
+    script = """
+@ct.limit_threads(1)
+async def steps():
+    yield 1
+@ct.limit_threads(1)
+async def hold(entered, left):
+    entered.set()
+    await left.wait()
+    return ct.statistics().active
+async def main():
+    generator = steps()
+    await generator.__anext__()
+    entered, left = asyncio.Event(), asyncio.Event()
+    held = asyncio.create_task(hold(entered, left))
+    await entered.wait()
+    await asyncio.create_task(generator.aclose())
+    left.set()
+    seen.append(await held)
+    seen.append(ct.statistics().active)
+asyncio.run(main())
+"""
+    assert limits_script(script) == [1, 0]

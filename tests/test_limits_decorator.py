@@ -208,3 +208,14 @@ def test_what_inspect_sees_is_unchanged() -> None:
 def test_what_is_no_function_is_rejected(thing: object) -> None:
     with pytest.raises(InvalidArgumentError, match="must be a function"):
         ct.limit_threads(2)(thing)
+
+
+def test_a_bare_decorator_takes_a_classmethod() -> None:
+    script = """
+class Model:
+    @ct.limit_threads
+    @classmethod
+    def size(cls): return cls.__name__, look()
+seen.append(Model.size())
+"""
+    assert limits_script(script) == [["Model", [3, 3]]]
