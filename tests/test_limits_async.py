@@ -152,29 +152,3 @@ async def main():
 asyncio.run(main())
 """
     assert limits_script(script) == [[True, 1], False]
-
-
-def test_closing_a_generator_elsewhere_leaves_other_entries_alone() -> None:
-    """Calls of one decorated function do not share what they leave."""
-    script = """
-@ct.limit_threads(1)
-async def steps():
-    yield 1
-@ct.limit_threads(1)
-async def hold(entered, left):
-    entered.set()
-    await left.wait()
-    return ct.statistics().active
-async def main():
-    generator = steps()
-    await generator.__anext__()
-    entered, left = asyncio.Event(), asyncio.Event()
-    held = asyncio.create_task(hold(entered, left))
-    await entered.wait()
-    await asyncio.create_task(generator.aclose())
-    left.set()
-    seen.append(await held)
-    seen.append(ct.statistics().active)
-asyncio.run(main())
-"""
-    assert limits_script(script) == [1, 0]
