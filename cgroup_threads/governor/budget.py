@@ -240,7 +240,7 @@ class Budget(Queue):
         if kept:
             self.leases[lease] = self._keep(value, kept)
         else:
-            self._drop(lease)
+            self.leases.pop(lease, None)
             seconds = now - lease._since_s
             self.duration_s = smooth_duration(self.duration_s, seconds)
             self.counters.core_seconds += seconds * lease.threads
@@ -267,9 +267,6 @@ class Budget(Queue):
     def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
         want = share(self.cores, calls, self.mean if self.duration_s else calls, top)
         return grant(want, self.cores - sum(self.leases.values()), len(self.leases), wait_for_half=half)
-
-    def _drop(self, lease: Lease) -> None:
-        self.leases.pop(lease, None)
 
     def _count(self, value: int) -> int:
         return value

@@ -82,7 +82,8 @@ class Queue:
             first.done = True
             queue.popleft()
             if not self._rouse(first):
-                self._drop(first.lease)
+                self.leases.pop(first.lease, None)
+                self._freed(now)
         self._publish(now)
 
     def _expires(self, waiter: Waiter) -> float:
@@ -143,8 +144,8 @@ class Queue:
         """Open ``lease`` with what ``_take`` returned; 0 is a thread above the budget."""
         raise NotImplementedError
 
-    def _drop(self, lease: Lease) -> None:
-        """``lease`` is no more."""
+    def _freed(self, now: float) -> None:
+        """Cores were given back."""
         raise NotImplementedError
 
     def _observe(self, now: float) -> None:

@@ -10,7 +10,6 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from ..pools.ledger import Lease
 from ..state import process
 from .arbitration import grant, share, smooth
 from .budget import Budget
@@ -95,10 +94,6 @@ class SharedBudget(Budget):
             taken = (view.held | self.slots.held) & ((1 << self.cores) - 1)
             if taken.bit_count() < self.cores:
                 self._after.append(partial(self.slots.wake, view.oldest_row))
-
-    def _drop(self, lease: Lease) -> None:
-        super()._drop(lease)
-        self._unlock()
 
     def _keep(self, value: int, cores: int) -> int:
         kept = 0
