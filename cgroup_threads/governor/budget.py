@@ -65,7 +65,8 @@ class Budget(Queue):
                 self._send()
             while waiter is not None and not waiter.done:
                 self._wait(waiter)
-                self._look(waiter)
+                if not waiter.done:
+                    self._look(waiter)
         except BaseException:
             self.give(lease)
             raise
@@ -81,8 +82,7 @@ class Budget(Queue):
         try:
             waiter = self._ask(lease, top, patience, True, partial(TaskWaiter, start=start))
             while waiter is not None and not waiter.done:
-                await waiter.wait(self._pause(waiter), self._fd(waiter))
-                self._look(waiter)
+                await waiter.wait(self._pause(waiter), self._fd(waiter), partial(self._look, waiter))
         except BaseException:
             if start is None:
                 self.give(lease)
@@ -103,7 +103,7 @@ class Budget(Queue):
             if lease in self.leases:
                 self._end(lease, now)
             else:  # it still waits, or an interrupt came between taking cores and noting it
-                self._leave_queue(lease, now)
+                self._leave_queue(lease)
                 self._freed(now)
             self._settle_parent()
         if self._after:
@@ -246,8 +246,6 @@ class Budget(Queue):
             self.counters.core_seconds += seconds * lease.threads
         self.moved_s = now
         self._freed(now)
-        if self.queue:
-            self._dispatch(now)
 
     def _settle_parent(self) -> None:
         """A part whose parent has ended gives back to the whole what it gets back."""
@@ -276,4 +274,6 @@ class Budget(Queue):
         return min(value, cores)
 
     def _freed(self, now: float) -> None:
-        """Cores were given back."""
+        """Cores were given back: they are the next one's."""
+        if self.queue:
+            self._dispatch(now)

@@ -60,11 +60,10 @@ class Queue:
                 self._dispatch(now)
         self._send()
 
-    def _leave_queue(self, lease: Lease, now: float) -> None:
+    def _leave_queue(self, lease: Lease) -> None:
         for waiter in tuple(self.queue):
             if waiter.lease is lease:
                 self.queue.remove(waiter)
-                self._dispatch(now)
 
     def _dispatch(self, now: float) -> None:
         """Start those at the head of the queue for whom there are cores."""
@@ -83,7 +82,7 @@ class Queue:
             queue.popleft()
             if not self._rouse(first):
                 self.leases.pop(first.lease, None)
-                self._freed(now)
+                self._unlock()
         self._publish(now)
 
     def _expires(self, waiter: Waiter) -> float:
@@ -116,6 +115,9 @@ class Queue:
         if isinstance(waiter, TaskWaiter) and waiter.start is not None:
             self._after.append(waiter.start)
         return True
+
+    def _unlock(self) -> None:
+        """Give up cores that no lease holds any more."""
 
     def _lead(self, first: Waiter) -> None:
         """``first`` is the first of the queue and has to wait."""

@@ -88,9 +88,14 @@ class SharedBudget(Budget):
     def _dispatch(self, now: float) -> None:
         granted = self.counters.granted
         super()._dispatch(now)
-        view = self._view
-        if self.counters.granted != granted and view.oldest_row is not None:
+        if self.counters.granted != granted:
             # Cores that were given back at the same moment woke this process twice: the rest is the next one's.
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wake the other processes' next waiter if there are cores for it."""
+        view = self._view
+        if view.oldest_row is not None:
             taken = (view.held | self.slots.held) & ((1 << self.cores) - 1)
             if taken.bit_count() < self.cores:
                 self._after.append(partial(self.slots.wake, view.oldest_row))
@@ -118,11 +123,15 @@ class SharedBudget(Budget):
 
     def _freed(self, now: float) -> None:
         self._unlock()
+        if self.queue:  # the first may take them: what is said and who is woken depends on that
+            granted = self.counters.granted
+            self._dispatch(now)
+            if self.counters.granted == granted:
+                self._pass_on()
+            return
         self._publish(now)
-        view = self._view = self.slots.look()
-        row = view.oldest_row
-        if row is not None and (not self.queue or view.ahead(len(self.leases), self.queue[0].since_s)):
-            self._after.append(partial(self.slots.wake, row))
+        self._view = self.slots.look()
+        self._pass_on()
 
     def _publish(self, now: float) -> None:
         queue = self.queue
@@ -150,10 +159,13 @@ class SharedBudget(Budget):
         """The first of the queue listens to other processes, the others to it."""
         if not waiter.first:
             waiter.wait(self._pause(waiter))
-            return
+            if waiter.done or not waiter.first:
+                return
         poll = select.poll()
         poll.register(self.slots.fileno(), select.POLLIN)
         poll.poll(self._pause(waiter) * 1000)
+        if waiter.done:
+            self.slots.drain(1)  # what woke this one; another may be for the next
 
     def _look(self, waiter: Waiter) -> None:
         if waiter.first:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from socket import socket
 
-_MAX_DATAGRAMS: Final = 1024  # queues are shorter; whoever sends on and on must not hold us here
+MAX_WAKES: Final = 1024
+"""Queues are shorter; whoever sends on and on must not hold us in ``drain``."""
 
 
 def listen() -> tuple[socket, int]:
@@ -38,10 +39,10 @@ def send(sender: socket, token: int) -> None:
         return
 
 
-def drain(listener: socket) -> None:
-    """Take what has arrived."""
+def drain(listener: socket, most: int = MAX_WAKES) -> None:
+    """Take what has arrived, at most ``most`` datagrams."""
     try:
-        for _ in range(_MAX_DATAGRAMS):
+        for _ in range(most):
             listener.recv(1)
     except OSError:
         return

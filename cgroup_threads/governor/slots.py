@@ -46,7 +46,7 @@ from .slot_rows import (
     runs,
     used_rows,
 )
-from .slot_wakes import drain, listen, send
+from .slot_wakes import MAX_WAKES, drain, listen, send
 
 __all__ = ["MAX_SLOTS", "Slots", "SlotsUnavailable", "View", "open_slots", "slot_key"]
 
@@ -207,9 +207,9 @@ class Slots:
         """A descriptor for ``poll`` or ``add_reader`` that is readable after another process's ``wake``."""
         return self._socket.fileno()
 
-    def drain(self) -> None:
-        """Forget the wakes so far."""
-        drain(self._socket)
+    def drain(self, most: int = MAX_WAKES) -> None:
+        """Forget the wakes so far, at most ``most``."""
+        drain(self._socket, most)
 
     def moved(self) -> bool:
         """Whether the file was removed (temporary files are cleaned up): newcomers meet in another one."""

@@ -88,15 +88,16 @@ class TaskWaiter(Waiter):
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def wait(self, seconds: float, fd: int | None = None) -> None:
-        """Wait until woken or ``fd`` can be read, at most ``seconds``."""
+    async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
+        """Wait until woken, at most ``seconds``. ``look`` is called then, or once ``fd`` can be read: before the task's
+        turn comes in the event loop, where others may be in front of it."""
         if self._woken:
             self._woken = False
             return
         self._future = future = self._loop.create_future()
-        timer = self._loop.call_later(max(0.0, seconds), self._end)
+        timer = self._loop.call_later(max(0.0, seconds), self._listen, look)
         if fd is not None:
-            self._loop.add_reader(fd, self._end)
+            self._loop.add_reader(fd, self._listen, look)
         try:
             await future
         finally:
@@ -105,3 +106,8 @@ class TaskWaiter(Waiter):
                 self._loop.remove_reader(fd)
             self._future = None
             self._woken = False
+
+    def _listen(self, look: Callable[[], None]) -> None:
+        if not self.done:
+            look()
+        self._end()
