@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from tests.lab import require
-from tests.lab.cgroup1 import group
-from tests.lab.shared_budget import set_quota, slot_files, workers
+from tests.lab.cgroup1 import CPUSET, group
+from tests.lab.shared_budget import Worker, set_quota, slot_files, workers
 
 # More cores than the machine has: slots are counted, not computed on.
 SIX = {"CGROUP_THREADS_CORES": "6"}
@@ -44,6 +44,27 @@ def test_scope_process_shares_nothing() -> None:
     with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_SCOPE="process") as (first, second):
         assert [first("enter()"), second("enter()"), second("ct.statistics().scope")] == [1, 1, "process"]
         assert second("ct.statistics().overcommitted") == 0
+
+
+def test_jobs_with_a_cpuset_each_share_nothing() -> None:
+    """cgroup v1: both are in the same group of the cpu controller."""
+    with group(cpus="0") as name, workers(name, 1) as (first,):
+        other = CPUSET / os.path.dirname(name) / "other"
+        other.mkdir()
+        try:
+            (other / "cpuset.mems").write_text((CPUSET / name / "cpuset.mems").read_text())
+            (other / "cpuset.cpus").write_text("1")
+            move = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+            second = Worker(name, {}, ("sh", "-c", move, str(other)))
+            try:
+                assert first("[ct.statistics().scope, ct.statistics().bound_by]") == ["container", "cpuset"]
+                assert [first("enter()"), second("enter()")] == [1, 1]
+                assert second("ct.statistics().overcommitted") == 0
+            finally:
+                second.close()
+        finally:
+            until(lambda: not (other / "cgroup.procs").read_text())
+            other.rmdir()
 
 
 def test_calls_of_all_processes_divide_the_budget() -> None:

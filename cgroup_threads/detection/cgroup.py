@@ -29,6 +29,7 @@ class CgroupLimits(NamedTuple):
     levels: tuple[CgroupLevel, ...]
     notices: tuple[Notice, ...]
     placement: Placement
+    cpuset_directory: str | None = None
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -71,13 +72,15 @@ def read_cgroups(files: Files, pid: str = "self", known: Placement | None = None
     notices = list(known.notices)
     levels, certain = _read_levels(files, known.cpu, notices)
     quotas = [level.quota for level in levels if level.quota is not None]
+    cpuset, cpuset_directory = _read_cpuset(files, known.cpuset, notices)
     return CgroupLimits(
         quota=min(quotas, default=None),
         status="limited" if quotas else "unlimited" if certain and known.certain else "unknown",
-        cpuset=_read_cpuset(files, known.cpuset, notices),
+        cpuset=cpuset,
         levels=tuple(levels),
         notices=tuple(notices),
         placement=known,
+        cpuset_directory=cpuset_directory,
     )
 
 
@@ -163,18 +166,21 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
     return level, cores is not None
 
 
-def _read_cpuset(files: Files, place: Place | None, notices: list[Notice]) -> frozenset[int] | None:
-    """The effective CPUs of the nearest level that names any; a group without an own file has its parent's."""
+def _read_cpuset(
+    files: Files, place: Place | None, notices: list[Notice]
+) -> tuple[frozenset[int] | None, str | None]:
+    """The effective CPUs of the nearest level that names any, and its directory; a group without an own file has its
+    parent's."""
     if place is None:
-        return None
+        return None, None
     effective = "cpuset.cpus.effective" if place.version == 2 else "cpuset.effective_cpus"
     for _, directories in place.chains:
         for directory in directories:
             for name in (effective, "cpuset.cpus"):
                 cpus = _read_cpus(files, f"{directory}/{name}", notices)
                 if cpus:
-                    return cpus
-    return None
+                    return cpus, directory
+    return None, None
 
 
 def _read_cpus(files: Files, path: str, notices: list[Notice]) -> frozenset[int] | None:

@@ -54,6 +54,7 @@ def observe(
         quota=groups.quota,
         status=groups.status,
         cpuset=groups.cpuset,
+        cpuset_directory=groups.cpuset_directory,
         levels=groups.levels,
         placement=groups.placement,
         notices=(*groups.notices, *mask.notices, *notices, *judge_topology(topology, mask.cpus)),

@@ -81,6 +81,7 @@ def conclude(seen: Observation, environ: Mapping[str, str] | None = None, overri
         affinity=seen.affinity,
         affinity_source=seen.affinity_source,
         cpuset=seen.cpuset,
+        cpuset_directory=seen.cpuset_directory,
         host_cpus=seen.host_cpus,
         physical_cores=max(1, seen.topology.physical_cores),
         bound_by=_find_bound(seen, grant, override),

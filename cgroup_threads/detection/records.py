@@ -72,6 +72,7 @@ class Observation(NamedTuple):
     levels: tuple[CgroupLevel, ...] = ()
     notices: tuple[Notice, ...] = ()
     placement: Placement | None = None
+    cpuset_directory: str | None = None
 
 
 class CpuLimits(NamedTuple):
@@ -79,7 +80,8 @@ class CpuLimits(NamedTuple):
 
     ``quota`` is in cores (float; None if no quota is known), ``status`` says whether the cgroups limit CPU time
     ("limited"), surely do not ("unlimited"), or could not be read ("unknown"). ``affinity`` are the CPUs the
-    scheduler may use, ``affinity_source`` where that was read, ``cpuset`` the CPUs of the cpuset cgroup if visible.
+    scheduler may use, ``affinity_source`` where that was read, ``cpuset`` the CPUs of the cpuset cgroup in
+    ``cpuset_directory`` if visible.
     ``bound_by`` names the constraint that won. ``levels`` are all cgroup directories visited, own group first.
     """
 
@@ -96,6 +98,7 @@ class CpuLimits(NamedTuple):
     scheduler: SchedulerGrant | None = None
     override: float | None = None
     notices: tuple[Notice, ...] = ()
+    cpuset_directory: str | None = None
 
     @property
     def width(self) -> int:

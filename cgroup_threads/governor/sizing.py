@@ -41,9 +41,15 @@ def process_size(limits: CpuLimits, settings: Settings) -> Size:
 
 
 def binding_directory(limits: CpuLimits) -> str | None:
-    """The cgroup directory with the smallest quota, else the process's own; None where no cgroup is visible."""
+    """The cgroup directory with the smallest quota, else that of the cpuset if it binds, else the process's own; None
+    where no cgroup is visible.
+
+    In cgroup v1 jobs with a cpuset each may all be in the same group of the cpu controller.
+    """
     levels = [level for level in limits.levels if os.path.isabs(level.path)]
     limiting = [level for level in levels if level.quota is not None]
     if limiting:
         return min(limiting, key=lambda level: level.quota or 0.0).path
+    if limits.bound_by == "cpuset" and limits.cpuset_directory is not None:
+        return limits.cpuset_directory
     return levels[0].path if levels else None
