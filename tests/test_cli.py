@@ -15,7 +15,7 @@ from cgroup_threads.cli import main
 from tests.lab import require_module
 from tests.lab.commands import COMMAND, clean_environ, inside, quota_group, run, run_cli, run_python
 
-COMMANDS = ("report", "cores", "env", "demo")
+COMMANDS = ("report", "cores", "env", "exec", "inspect", "demo")
 
 
 def test_without_arguments_it_reports() -> None:
@@ -83,6 +83,12 @@ def test_imported_libraries_show_their_pools() -> None:
         (["report", "--import", "no_such_module"], "No module named 'no_such_module'"),
         (["report", "--import", "../x"], "module names"),
         (["env", "--shell", "powershell"], "choose from"),
+        (["exec"], "no command given"),
+        (["exec", "--"], "no command given"),
+        (["exec", "--", ""], "no command given"),
+        (["exec", "--workers", "0", "--", "true"], "--workers"),
+        (["exec", "--json", "--", "true"], "--json needs --dry-run"),
+        (["exec", "--nonsense", "--", "true"], "--nonsense"),
         (["demo", "--callers", "0"], "from 1 to 256"),
         (["demo", "--quota", "0"], "number of cores"),
         (["demo", "--model", "/no/such\n\udcff.gguf"], "existing .gguf file"),
