@@ -48,6 +48,16 @@ def test_a_call_waits_for_half_of_its_share_while_others_run() -> None:
     assert grant(8, 3, 1, wait_for_half=False) == 3
 
 
+def test_the_fraction_of_a_quota_runs_one_thread() -> None:
+    """Of 3 cores under a quota of 2.5, the last is for a call of one thread, the first or the third."""
+    assert grant(2, 3, 0, extra=1) == 2
+    assert grant(1, 1, 1, extra=1) == 1
+    assert grant(2, 1, 1, extra=1) == 1  # half of its share
+    assert grant(4, 1, 1, extra=1) == 0
+    assert grant(4, 1, 0, extra=1) == 1
+    assert grant(1, 0, 1, extra=1) == 0
+
+
 def test_two_back_to_back_callers_do_not_form_a_convoy() -> None:
     """The caller that has just left is counted for some time: the other one does not take all cores."""
     assert share(64, 1, 2.0, 64) == 32

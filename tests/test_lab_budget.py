@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.lab import require
 from tests.lab.cgroup1 import CPUSET, group
@@ -21,6 +22,11 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> float:
         assert time.monotonic() < began + seconds, "it did not come"
         time.sleep(0.002)
     return time.monotonic() - began
+
+
+def all_stopped(pid: int) -> bool:
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def test_scope_auto_shares_the_budget_where_a_quota_is_set() -> None:
@@ -44,6 +50,21 @@ def test_scope_process_shares_nothing() -> None:
     with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_SCOPE="process") as (first, second):
         assert [first("enter()"), second("enter()"), second("ct.statistics().scope")] == [1, 1, "process"]
         assert second("ct.statistics().overcommitted") == 0
+
+
+def test_a_quotas_fraction_runs_one_more_call_of_one_thread() -> None:
+    with group(quota=1.5) as name, workers(name, 3) as (first, second, third):
+        assert first("[ct.plan().threads, ct.statistics().cores]") == [1, 2]
+        assert [first("enter()"), second("enter()")] == [1, 1]
+        third("thread = wait()")
+        until(lambda: third("now()") == [0, 0, 1])
+        set_quota(name, 1.1)
+        assert third("ct.refresh().cores") == 1
+        assert [first("leave()"), first("ct.refresh().cores")] == [None, 1]
+        assert third("now()") == [0, 0, 1]  # the one that is left is all of the budget
+        second("leave()")
+        until(lambda: third("now()") == [1, 1, 0])
+        third("thread.left.set()")
 
 
 def test_jobs_with_a_cpuset_each_share_nothing() -> None:
@@ -133,6 +154,7 @@ def test_a_stopped_waiter_does_not_hold_the_others_up() -> None:
         other("thread = wait()")
         until(lambda: other("now()") == [0, 0, 1])
         os.kill(stopped.process.pid, signal.SIGSTOP)
+        until(lambda: all_stopped(stopped.process.pid))  # one thread takes the signal, and then stops the others
         try:
             holder("leave()")
             until(lambda: other("now()") == [1, 1, 0], seconds=5)

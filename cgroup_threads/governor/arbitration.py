@@ -50,13 +50,16 @@ def share(budget: int, calls: int, mean: float, top: int) -> int:
     return want if want < top else top
 
 
-def grant(want: int, free: int, running: int, *, wait_for_half: bool = True) -> int:
+def grant(want: int, free: int, running: int, *, wait_for_half: bool = True, extra: int = 0) -> int:
     """Cores for the first in the queue, or 0: it has to wait.
 
     It starts once half of its share is free, because a call keeps to its end what it started with. It starts with
     whatever is free if nothing runs, since then nothing will be given back. ``wait_for_half`` is False where the other
-    processes' waiting calls are not known.
+    processes' waiting calls are not known. ``extra`` of the ``free`` cores stand for the fraction of a quota: they only
+    run a call of one thread, since a team waits for the one of its threads that is throttled.
     """
+    if extra and free > 0:
+        free = free - extra or 1
     if free < 1 or (wait_for_half and running and 2 * free < want):
         return 0
     return want if want < free else free

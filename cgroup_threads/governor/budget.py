@@ -19,19 +19,22 @@ from ..state import process
 from .arbitration import grant, share, smooth, smooth_duration
 from .queue import MAX_WAIT_S, Queue
 from .statistics import Counters
-from .waiting import TaskWaiter, ThreadWaiter, Waiter
+from .waiting import ThreadWaiter, Waiter, kind_of_task
 
 AnyWaiter = TypeVar("AnyWaiter", bound=Waiter)
 
 
 class Budget(Queue):
-    """``cores`` to share among leases. ``parent`` is the lease whose cores these are, if it is a part of a budget."""
+    """``cores`` to share among leases, the last ``extra`` of them for calls of one thread.
+
+    ``parent`` is the lease whose cores these are, if it is a part of a budget.
+    """
 
     shared = False
     """Whether other processes have a say in it."""
 
-    def __init__(self, cores: int, *, parent: Lease | None = None) -> None:
-        super().__init__(cores)
+    def __init__(self, cores: int, extra: int = 0, *, parent: Lease | None = None) -> None:
+        super().__init__(cores, extra)
         lender = parent._budget if parent is not None else None
         if isinstance(lender, Budget):
             self.lock = lender.lock  # one lock for the whole: no order to keep between them
@@ -74,13 +77,13 @@ class Budget(Queue):
     async def claim_async(
         self, lease: Lease, top: int, patience: float | None = None, start: Callable[[], None] | None = None
     ) -> None:
-        """``claim`` for an asyncio task: the event loop runs on while it waits. Cancelling leaves nothing behind.
+        """``claim`` for a task: the event loop (asyncio, trio) runs on while it waits. Cancelling leaves nothing.
 
         ``start`` is called where the lease is granted to a task that waits, in whatever thread that happens; it has to
         stand being called when nobody waits any more, and then ``give`` is the caller's to call.
         """
         try:
-            waiter = self._ask(lease, top, patience, True, partial(TaskWaiter, start=start))
+            waiter = self._ask(lease, top, patience, True, partial(kind_of_task(), start=start))
             while waiter is not None and not waiter.done:
                 await waiter.wait(self._pause(waiter), self._fd(waiter), partial(self._look, waiter))
         except BaseException:
@@ -125,13 +128,14 @@ class Budget(Queue):
                 self.lock.release()
             self._send()
 
-    def resize(self, cores: int) -> None:
-        """Share ``cores`` from now on. Leases that are open keep theirs; a smaller budget drains first."""
+    def resize(self, cores: int, extra: int = 0) -> None:
+        """Share ``cores``, ``extra`` of them for calls of one thread, from now on. Leases that are open keep theirs; a
+        smaller budget drains first."""
         if self._is_mine():  # a finalizer's look at the limits
-            self._after.append(partial(self.resize, cores))
+            self._after.append(partial(self.resize, cores, extra))
             return
         with self.lock:
-            self.cores = cores
+            self.cores, self.extra = cores, extra
             self._dispatch(monotonic())
         self._send()
 
@@ -154,7 +158,7 @@ class Budget(Queue):
         with self.lock:
             if self.leases or self.queue or self._returned or self._after:
                 return False
-            cores = share(self.cores, 1, self.mean if self.duration_s else 1.0, top)
+            cores = share(self.cores - self.extra, 1, self.mean if self.duration_s else 1.0, top)
             if not cores:  # a part whose parent has ended
                 return False
             now = monotonic()
@@ -263,8 +267,9 @@ class Budget(Queue):
     # What a budget shared by several processes does in another way.
 
     def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
-        want = share(self.cores, calls, self.mean if self.duration_s else calls, top)
-        return grant(want, self.cores - sum(self.leases.values()), len(self.leases), wait_for_half=half)
+        want = share(self.cores - self.extra, calls, self.mean if self.duration_s else calls, top)
+        free = self.cores - sum(self.leases.values())
+        return grant(want, free, len(self.leases), wait_for_half=half, extra=self.extra)
 
     def _count(self, value: int) -> int:
         return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from time import monotonic
 from typing import Final
@@ -27,6 +28,8 @@ CHECK_S: Final = 0.1
 CHECK_SHARE: Final = 0.01
 # Where the user said one of these, the counts that pools began with are not ours.
 _COUNTS: Final = (OMP, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
+# Libraries whose pools keep the size they were made with (see the table of variables).
+_FIXED: Final = ("numba", "numexpr", "polars", "tokenizers", "tensorflow", "jax")
 _HOOK: Final = "budget-fork"
 
 
@@ -66,10 +69,10 @@ class CoreBudget:
             shared = self.size.scope == "container"
             after = after._replace(scope=self.size.scope) if shared else process_size(limits, self.settings)
         if self.sampler.cap < after.cores:
-            after = after._replace(cores=self.sampler.cap, bound_by="hidden limit")
+            after = after._replace(cores=self.sampler.cap, extra=0, bound_by="hidden limit")
         before, self.size = self.size, after._replace(directory=self.size.directory)
-        if after.cores != before.cores:
-            self.budget.resize(after.cores)
+        if (after.cores, after.extra) != (before.cores, before.extra):
+            self.budget.resize(after.cores + after.extra, after.extra)
             self._say_growth(after.cores)
 
     def statistics(self) -> Statistics:
@@ -93,7 +96,7 @@ class CoreBudget:
         wanted = self.size
         if wanted.directory is not None and wanted.scope == "container":
             try:
-                return _make_shared(wanted.cores, wanted.directory)
+                return _make_shared(wanted.cores + wanted.extra, wanted.extra, wanted.directory)
             except OSError as error:
                 message = f"worker processes of this container do not share one core budget: {first_line(error)}"
                 fix = "make /dev/shm writable, or set CGROUP_THREADS_WORKERS to the number of worker processes"
@@ -102,18 +105,21 @@ class CoreBudget:
         elif self.settings.scope == "container":
             message = "CGROUP_THREADS_SCOPE=container has no effect: no cgroup is visible"
             process.note(Notice("slots-unavailable", message, "warning", "mount the cgroup file system"))
-        return Budget(self.size.cores)
+        return Budget(self.size.cores + self.size.extra, self.size.extra)
 
     def _say_growth(self, cores: int) -> None:
         applied = process.applied
         ceiling = max(self.settings.max_cores or 0, applied.plan.threads if applied is not None else cores)
         if cores > ceiling:
-            message = f"the budget grew to {cores} cores: libraries that have latched {ceiling} threads cannot follow"
+            fixed = (
+                ", ".join(name for name in _FIXED if name in sys.modules) or "what reads its count once (numba, polars)"
+            )
+            message = f"the budget grew to {cores} cores: above {ceiling} threads {fixed} cannot follow"
             fix = f"set CGROUP_THREADS_MAX_CORES={cores} or more where the container may be resized up"
             process.note(Notice("cannot-grow", message, "warning", fix))
 
 
-def _make_shared(cores: int, directory: str) -> Budget:
+def _make_shared(cores: int, extra: int, directory: str) -> Budget:
     """Raises OSError where slots cannot be had."""
     from .sharing import SharedBudget
     from .slots import Slots, open_slots, slot_key
@@ -124,11 +130,11 @@ def _make_shared(cores: int, directory: str) -> Budget:
     inherited, process.slots = process.slots, None
     if isinstance(inherited, Slots):
         if inherited.key == key:
-            return SharedBudget(cores, inherited)
+            return SharedBudget(cores, inherited, extra)
         inherited.close()
     slots = open_slots(key)
     process.note(*slots.notices)
-    return SharedBudget(cores, slots)
+    return SharedBudget(cores, slots, extra)
 
 
 def core_budget() -> CoreBudget:

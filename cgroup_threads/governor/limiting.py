@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
+from sys import modules
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
@@ -16,17 +15,17 @@ from ..pools.ledger import Lease, ThreadState, current
 from ..state import process
 from .budget import Budget
 from .core_budget import check_patience, core_budget
-from .workers import Workers
+from .waiting import ask_trio
 from .wrapping import wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["Lease", "ThreadLimit", "initializer", "limit_threads", "run"]
+__all__ = ["Lease", "ThreadLimit", "initializer", "limit_threads"]
 
 # The innermost lease of this context. ``asyncio.to_thread`` and anyio copy the context into the worker thread: a ``with
 # limit_threads()`` there finds what the coroutine has reserved.
-_innermost: Final[ContextVar[Lease | None]] = ContextVar("cgroup_threads_lease", default=None)
+innermost: Final[ContextVar[Lease | None]] = ContextVar("cgroup_threads_lease", default=None)
 
 
 class ThreadLimit:
@@ -50,22 +49,22 @@ class ThreadLimit:
         if not process.warned:
             warn_once_if_late(stacklevel=3)
         ledger = process.ledger or current()
-        lease = Lease(1, self, _find_outer())
+        lease = Lease(1, self, find_outer())
         try:
             self._admit(lease, ledger.local.thread or ledger.mine())
             ledger.enter(lease)
             self._open.append(lease)
-            _innermost.set(lease)
+            innermost.set(lease)
         except BaseException:
             ledger.abandon(lease)
-            _give(lease)
+            give(lease)
             raise
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        lease = _innermost.get()
+        lease = innermost.get()
         if lease is None or lease._owner is not self or not lease._active:
             lease = self._find()
         ledger = lease._ledger
@@ -74,26 +73,26 @@ class ThreadLimit:
             if ledger is not None:
                 ledger.leave(lease)
             if lease._budget is not None:
-                _give(lease)
+                give(lease)
         except BaseException:
             if ledger is not None:
                 ledger.abandon(lease)
-            _give(lease)
+            give(lease)
             raise
 
     async def __aenter__(self) -> Lease:
         if not process.warned:
             warn_once_if_late(stacklevel=3)
-        lease = Lease(1, self, _find_outer())
+        lease = Lease(1, self, find_outer())
         try:
             budget, top, patience = self._claim(lease)
             await budget.claim_async(lease, top, patience)
             lease._ledger = process.ledger or current()
             self._open.append(lease)
-            _innermost.set(lease)
+            innermost.set(lease)
         except BaseException:
             lease._active = False
-            _give(lease)
+            give(lease)
             raise
         return lease
 
@@ -103,7 +102,7 @@ class ThreadLimit:
         lease = self._find()
         lease._active = False
         self._forget(lease)
-        _give(lease)
+        give(lease)
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -130,7 +129,9 @@ class ThreadLimit:
         budget, top, patience = self._claim(lease)
         if not thread.stale:
             top = min(top, thread.levels.limit)  # an ``initializer``'s: cores above it would lie idle
-        budget.claim(lease, top, patience, block=_get_running_loop() is None)
+        # On an event loop's thread it never waits. Inline, and trio is asked only if it is there: this is the hot path.
+        block = _get_running_loop() is None and not ("trio" in modules and ask_trio("in_trio_run"))
+        budget.claim(lease, top, patience, block=block)
 
     def _claim(self, lease: Lease) -> tuple[Budget, int, float | None]:
         """The budget to ask, for how many cores at most, and how long to wait: arguments, then settings."""
@@ -150,7 +151,7 @@ class ThreadLimit:
 
     def _find(self) -> Lease:
         """The entry that is being left: this context's, else (left in another one) this thread's, else the last."""
-        lease = _innermost.get()
+        lease = innermost.get()
         while lease is not None and not (lease._owner is self and lease._active):
             lease = lease._outer
         if lease is not None:
@@ -170,19 +171,19 @@ class ThreadLimit:
             self._open.remove(lease)
         except ValueError:
             raise LeaseError(f"{self!r} was left more often than entered") from None
-        if _innermost.get() is lease:
-            _innermost.set(lease._outer)
+        if innermost.get() is lease:
+            innermost.set(lease._outer)
 
 
-def _find_outer() -> Lease | None:
+def find_outer() -> Lease | None:
     """The innermost lease of this context that is still open."""
-    outer = _innermost.get()
+    outer = innermost.get()
     while outer is not None and not outer.active:
         outer = outer._outer
     return outer
 
 
-def _give(lease: Lease) -> None:
+def give(lease: Lease) -> None:
     budget = lease._budget
     if isinstance(budget, Budget):
         budget.give(lease)
@@ -217,71 +218,6 @@ def limit_threads(threads: Any = None, *, patience: float | None = None) -> Any:
     if callable(threads) or isinstance(threads, classmethod):
         return ThreadLimit(patience=patience)(threads)
     return ThreadLimit(threads, patience=patience)
-
-
-async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run ``function(*args, **kwargs)`` in a worker thread under ``limit_threads()``, once there are cores for it.
-
-    The event loop runs on while it waits, and the thread begins when cores are granted, not before. The context is
-    copied into the thread. If the waiting task is cancelled, a function that has begun runs on to its end, and keeps
-    its cores until then.
-    """
-    lease = Lease(1, None, _find_outer())
-    context = copy_context()
-    future: Future[R] = Future()
-    refused: list[BaseException] = []
-    calls = [lambda: context.run(_run_limited, lease, lambda: function(*args, **kwargs))]
-
-    def start() -> None:
-        try:
-            call = calls.pop()
-        except IndexError:  # begun already: the granting thread and this task may both come here
-            return
-        try:
-            _workers().submit(future, call)
-        except BaseException as error:  # noqa: BLE001 - no thread could be made: that is for the caller to know
-            if future.cancel():
-                _give(lease)
-            refused.append(error)
-
-    try:
-        budget, top, patience = ThreadLimit()._claim(lease)
-        await budget.claim_async(lease, top, patience, start)
-        start()
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if refused:
-                raise refused[0] from None
-            raise
-    except BaseException:
-        if future.cancel():  # before it began; else the thread gives the cores back at its end
-            _give(lease)
-        raise
-
-
-def _run_limited(lease: Lease, call: Callable[[], R]) -> R:
-    """``call`` under a lease that was granted elsewhere."""
-    ledger = process.ledger or current()
-    try:
-        ledger.enter(lease)
-        _innermost.set(lease)
-        return call()
-    finally:
-        ledger.abandon(lease, doubt=False)
-        _give(lease)
-
-
-def _workers() -> Workers:
-    found = process.workers
-    if isinstance(found, Workers):
-        return found
-    with process.lock:
-        if not isinstance(process.workers, Workers):
-            process.workers = Workers()
-        made = process.workers
-    assert isinstance(made, Workers)
-    return made
 
 
 def initializer(threads: int | None = None) -> None:

@@ -22,11 +22,13 @@ MAX_WAIT_S: Final = 30.0
 
 
 class Queue:
-    """The waiting half of a budget of ``cores``; ``Budget`` has the leases. All but ``_look`` and ``_send`` are called
+    """The waiting half of a budget of ``cores``, the last ``extra`` of them for calls of one thread; ``Budget`` has the
+    leases. All but ``_look`` and ``_send`` are called
     with the lock held."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, extra: int = 0) -> None:
         self.cores = cores
+        self.extra = extra
         self.lock = threading.RLock()
         """Re-entrant only so that it can tell: signal handlers and finalizers run between any two steps, and one that
         finds this thread inside changes nothing."""

@@ -13,7 +13,7 @@ from typing import Final
 from ..state import process
 from .arbitration import grant, share, smooth
 from .budget import Budget
-from .slots import Slots, View, open_slots
+from .slots import MAX_SLOTS, Slots, View, open_slots
 from .waiting import ThreadWaiter, Waiter
 
 LOOK_S: Final = 0.005
@@ -29,8 +29,8 @@ class SharedBudget(Budget):
 
     shared = True
 
-    def __init__(self, cores: int, slots: Slots) -> None:
-        super().__init__(cores)
+    def __init__(self, cores: int, slots: Slots, extra: int = 0) -> None:
+        super().__init__(cores, extra)
         self.slots = slots
         self._view = View(0, 0, None, None, 0)
         self._tidied_s = 0.0
@@ -72,16 +72,17 @@ class SharedBudget(Budget):
         if half and view.ahead(len(self.leases), since_s):
             return 0
         # A killed holder sends nothing, and its hints stay for a while: who waits asks the kernel.
-        held = slots.locked(self.cores) if self.looker is not None else view.held
+        held = slots.locked(MAX_SLOTS) if self.looker is not None else view.held
         taken = held | slots.held  # those above a budget that has shrunk count too, until they are given back
         others = view.calls - view.waiting
         calls += view.calls
-        want = share(self.cores, calls, self.mean if self.duration_s else calls, top)
+        want = share(self.cores - self.extra, calls, self.mean if self.duration_s else calls, top)
         cores = grant(
             want,
             self.cores - taken.bit_count(),
             len(self.leases) + others,
             wait_for_half=half and slots.hints,
+            extra=self.extra,
         )
         return slots.take(cores, self.cores, held) if cores else 0
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..detection.records import CpuLimits
 from ..planning import ThreadPlan, decide
 from ..settings import Settings
 
+WORTH: Final = 0.2
+"""A quota's fraction of a core above the whole ones is used if it adds at least this share to them."""
+
 
 class Size(NamedTuple):
-    """``cores`` to share in ``scope``; ``directory`` is the cgroup whose processes share them ("container" only)."""
+    """``cores`` to share in ``scope``; ``directory`` is the cgroup whose processes share them ("container" only).
+
+    ``extra`` is 1 where a quota's fraction of a core is worth one more call of one thread: at 1.5 cores, calls one
+    after the other would leave a third of the quota unused.
+    """
 
     cores: int
     scope: Literal["process", "container"]
     bound_by: str
     directory: str | None = None
+    extra: int = 0
 
 
 def size(limits: CpuLimits, settings: Settings) -> Size:
@@ -30,14 +38,22 @@ def size(limits: CpuLimits, settings: Settings) -> Size:
     asked = settings.scope
     limited = limits.status == "limited" or limits.bound_by == "cpuset"
     if directory is not None and (asked == "container" or (asked == "auto" and limited)):
-        return Size(whole.threads, "container", whole.bound_by, directory)
+        return Size(whole.threads, "container", whole.bound_by, directory, extra_cores(limits, whole))
     return process_size(limits, settings)
 
 
 def process_size(limits: CpuLimits, settings: Settings) -> Size:
     """The budget of this process alone."""
     mine = decide(limits, settings)
-    return Size(mine.threads, "process", mine.bound_by)
+    return Size(mine.threads, "process", mine.bound_by, extra=extra_cores(limits, mine))
+
+
+def extra_cores(limits: CpuLimits, plan: ThreadPlan) -> int:
+    """How many calls of one thread a quota has room for beside the whole cores of ``plan``: 1 or 0."""
+    cores = limits.quota if limits.override is None else limits.override
+    if cores is None or plan.bound_by not in ("quota", "override"):
+        return 0
+    return int(cores - plan.threads >= WORTH * plan.threads)
 
 
 def binding_directory(limits: CpuLimits) -> str | None:

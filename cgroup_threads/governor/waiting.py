@@ -1,10 +1,15 @@
-"""Who waits in a budget's queue: a thread or an asyncio task. Each can be woken from any thread, at any time."""
+"""Who waits in a budget's queue: a thread, or a task of an event loop. Each can be woken from any thread, at any time.
+
+Asked for a task's kind, it looks for trio only where that was imported already (see ``trio_waiting``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
+from sys import modules
 
 from ..pools.ledger import Lease
 
@@ -56,9 +61,48 @@ class ThreadWaiter(Waiter):
 
 
 class TaskWaiter(Waiter):
-    """A task of an asyncio event loop, which must not be blocked."""
+    """A task of an event loop, which must not be blocked. ``soon`` has the loop call something, from any thread; it
+    raises RuntimeError once the loop has ended."""
 
-    __slots__ = ("_future", "_loop", "_woken", "start")
+    __slots__ = ("_soon", "_woken", "start")
+
+    def __init__(
+        self,
+        lease: Lease,
+        top: int,
+        since_s: float,
+        deadline_s: float,
+        patient: bool = False,
+        start: Callable[[], None] | None = None,
+        *,
+        soon: Callable[[Callable[[], object]], object],
+    ) -> None:
+        super().__init__(lease, top, since_s, deadline_s, patient)
+        self.start = start
+        """Called once the lease is granted, by whoever granted it: no core lies idle until the event loop comes."""
+        self._soon = soon
+        self._woken = False
+
+    def wake(self) -> bool:
+        try:
+            self._soon(self._end)
+        except RuntimeError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        """End the wait; in the loop's thread."""
+        self._woken = True
+
+    async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
+        """Wait until woken, at most ``seconds``. ``look`` is called then, or once ``fd`` can be read."""
+        raise NotImplementedError
+
+
+class AsyncioWaiter(TaskWaiter):
+    """A task of an asyncio event loop."""
+
+    __slots__ = ("_future", "_loop")
 
     def __init__(
         self,
@@ -69,28 +113,17 @@ class TaskWaiter(Waiter):
         patient: bool = False,
         start: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(lease, top, since_s, deadline_s, patient)
-        self.start = start
-        """Called once the lease is granted, by whoever granted it: no core lies idle until the event loop comes."""
         self._loop = asyncio.get_running_loop()
+        super().__init__(lease, top, since_s, deadline_s, patient, start, soon=self._loop.call_soon_threadsafe)
         self._future: asyncio.Future[None] | None = None
-        self._woken = False
-
-    def wake(self) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(self._end)
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
 
     def _end(self) -> None:
-        self._woken = True
+        super()._end()
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
     async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
-        """Wait until woken, at most ``seconds``. ``look`` is called then, or once ``fd`` can be read: before the task's
-        turn comes in the event loop, where others may be in front of it."""
+        """``look`` is called before the task's turn comes in the event loop, where others may be in front of it."""
         if self._woken:
             self._woken = False
             return
@@ -111,3 +144,25 @@ class TaskWaiter(Waiter):
         if not self.done:
             look()
         self._end()
+
+
+def kind_of_task() -> Callable[..., TaskWaiter]:
+    """The waiter for the task that asks."""
+    if in_trio_task():
+        from .trio_waiting import TrioWaiter
+
+        return TrioWaiter
+    return AsyncioWaiter
+
+
+def in_trio_task() -> bool:
+    """Whether the caller is a task of trio, and not of asyncio; trio itself may be the guest of an asyncio loop."""
+    if not ask_trio("in_trio_task"):
+        return False
+    return _get_running_loop() is None or asyncio.current_task() is None
+
+
+def ask_trio(question: str) -> bool:
+    """The answer of a function of ``trio.lowlevel``; False as long as trio was not imported to its end."""
+    answer = getattr(modules.get("trio.lowlevel"), question, None)
+    return answer is not None and bool(answer())

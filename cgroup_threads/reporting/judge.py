@@ -63,6 +63,12 @@ def _judge_all(evidence: Evidence) -> Iterator[Notice]:
         yield Notice("auto-off", message, "info", "call cgroup_threads.apply(), or unset CGROUP_THREADS_AUTO")
 
 
+def _was_raised(evidence: Evidence, variable: str, threads: int) -> bool:
+    """Whether a lease has more threads than we wrote into ``variable``: the container has grown since."""
+    ours = any(state.name == variable and state.origin == "computed" for state in evidence.variables)
+    return ours and evidence.budget is not None and threads <= evidence.budget.cores
+
+
 def pool_kind(name: str) -> str:
     """The key of POOL_VARIABLES for a pool's name: ``libiomp5`` is ``libiomp``, ``scipy-openblas`` ``openblas``."""
     lowered = name.lower()
@@ -89,6 +95,8 @@ def _judge_pools(evidence: Evidence) -> Iterator[Notice]:
             message = f"{pool.name} would run {pool.threads} threads on {_cores(usable)} ({_scope(pool)})"
             yield Notice("pool-oversubscribed", message, "problem", _oversubscription_fix(evidence, pool))
         elif deciding is not None and deciding[1].strip().isdigit() and pool.threads > int(deciding[1].strip()):
+            if _was_raised(evidence, deciding[0], pool.threads):
+                continue
             message = f"{deciding[0]} asks for {deciding[1].strip()} threads, {pool.name} reports {pool.threads}"
             yield Notice(
                 "pool-differs", message, "warning", "limit it at run time: `with cgroup_threads.limit_threads():`"
