@@ -26,17 +26,25 @@ if TYPE_CHECKING:
     from .governor.limiting import ThreadLimit as ThreadLimit
     from .governor.limiting import initializer as initializer
     from .governor.limiting import limit_threads as limit_threads
-    from .governor.limiting import run as run
+    from .governor.running import run as run
     from .governor.statistics import Statistics as Statistics
     from .governor.watcher import Watcher as Watcher
     from .governor.watcher import watch as watch
+    from .models.governing import govern as govern
+    from .models.governing import release as release
     from .models.llama import create_llama as create_llama
+    from .models.onnxruntime import create_onnx_session as create_onnx_session
+    from .models.sentence_transformers import create_cross_encoder as create_cross_encoder
     from .models.sentence_transformers import create_sentence_transformer as create_sentence_transformer
+    from .models.sentence_transformers import create_sparse_encoder as create_sparse_encoder
     from .notices import Notice as Notice
     from .planning import ThreadPlan as ThreadPlan
     from .planning import plan as plan
     from .reporting import Report as Report
     from .reporting import report as report
+    from .reporting.inspecting import InspectError as InspectError
+    from .reporting.inspecting import Inspection as Inspection
+    from .reporting.inspecting import inspect_process as inspect_process
     from .startup import apply as apply
 
 __version__ = "0.1.0"
@@ -46,6 +54,8 @@ __all__ = [
     "CgroupThreadsError",
     "CgroupThreadsWarning",
     "CpuLimits",
+    "InspectError",
+    "Inspection",
     "Lease",
     "Notice",
     "Report",
@@ -57,13 +67,19 @@ __all__ = [
     "apply",
     "child_environment",
     "configure",
+    "create_cross_encoder",
     "create_llama",
+    "create_onnx_session",
     "create_sentence_transformer",
+    "create_sparse_encoder",
     "detect",
+    "govern",
     "initializer",
+    "inspect_process",
     "limit_threads",
     "plan",
     "refresh",
+    "release",
     "report",
     "run",
     "statistics",
@@ -78,6 +94,8 @@ _HOMES = {
     "CgroupThreadsError": "errors",
     "CgroupThreadsWarning": "errors",
     "CpuLimits": "detection.records",
+    "InspectError": "reporting.inspecting",
+    "Inspection": "reporting.inspecting",
     "Lease": "governor.limiting",
     "Notice": "notices",
     "Report": "reporting",
@@ -88,15 +106,21 @@ _HOMES = {
     "apply": "startup",
     "child_environment": "environment",
     "configure": "governor.core_budget",
+    "create_cross_encoder": "models.sentence_transformers",
     "create_llama": "models.llama",
+    "create_onnx_session": "models.onnxruntime",
     "create_sentence_transformer": "models.sentence_transformers",
+    "create_sparse_encoder": "models.sentence_transformers",
     "detect": "detection",
+    "govern": "models.governing",
     "initializer": "governor.limiting",
+    "inspect_process": "reporting.inspecting",
     "limit_threads": "governor.limiting",
     "plan": "planning",
     "refresh": "governor.core_budget",
+    "release": "models.governing",
     "report": "reporting",
-    "run": "governor.limiting",
+    "run": "governor.running",
     "statistics": "governor.core_budget",
     "undo": "environment",
     "usable_cores": "detection",

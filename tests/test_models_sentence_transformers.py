@@ -1,8 +1,9 @@
-"""``create_sentence_transformer`` on torch, and what it hands to the other back ends."""
+"""The factories of sentence-transformers on torch, and what they hand to the other back ends."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,11 @@ from typing import Any
 import pytest
 
 from cgroup_threads.errors import InvalidArgumentError, MissingExtraError
-from cgroup_threads.models.sentence_transformers import (
-    create_sentence_transformer,
-    onnx_arguments,
-    openvino_arguments,
-)
+from cgroup_threads.models.back_ends import onnx_arguments, openvino_arguments
+from cgroup_threads.models.sentence_transformers import create_sentence_transformer
 from cgroup_threads.planning import ThreadPlan
-from tests.lab import require_module
+from tests.lab import require, require_module
+from tests.lab.commands import clean_environ
 from tests.lab.models import minilm_directory, run_script
 
 PREAMBLE = """
@@ -272,3 +271,137 @@ def test_openvino_configuration_is_merged_and_the_callers_wins(tmp_path: Path) -
 def test_openvino_counts_above_the_usable_cores(count: object, warned: bool) -> None:
     _, message = openvino_arguments({"ov_config": {"INFERENCE_NUM_THREADS": count}}, make_plan(3))
     assert bool(message) is warned
+
+
+def granted_script(script: str, **environ: str) -> Any:
+    counting = """
+import cgroup_threads as ct
+from cgroup_threads.models.governing import govern, release
+def granted(call):
+    before = ct.statistics().granted
+    result = call()
+    return ct.statistics().granted - before, result
+"""
+    return encoder_script(counting + script, CGROUP_THREADS_SCOPE="process", **environ)
+
+
+def test_a_lease_for_each_batch_of_encode() -> None:
+    script = """
+import numpy, torch
+from sentence_transformers import SentenceTransformer
+seen = []
+def note(module, args): seen.append([torch.get_num_threads(), ct.statistics().leased])
+texts = [f"the pod number {index}" for index in range(10)]
+plain = SentenceTransformer(PATH, device="cpu")
+expected = plain.encode(texts, batch_size=4)
+model = ct.create_sentence_transformer(PATH, device="cpu")
+model[0].register_forward_pre_hook(note)
+count, vectors = granted(lambda: model.encode(texts, batch_size=4))
+adopted, _ = granted(lambda: govern(plain).encode(texts, batch_size=4))
+release(plain), release(model)
+show(count, seen, adopted, granted(lambda: plain.encode(texts))[0] + granted(lambda: model.encode(texts))[0],
+     bool(numpy.abs(vectors - expected).max() <= 1e-5 * numpy.abs(expected).max()),
+     [name for name in ("forward", "start_multi_process_pool") if name in vars(model)])
+"""
+    # The last one ran after the release.
+    assert granted_script(script) == [3, [[1, 1], [1, 1], [1, 1], [1, 0]], 3, 0, True, []]
+
+
+def test_cross_encoders_and_sparse_encoders() -> None:
+    script = """
+import os, tempfile, torch, transformers
+from cgroup_threads.models.sentence_transformers import create_cross_encoder, create_sparse_encoder
+transformers.utils.logging.set_verbosity_error()
+torch.manual_seed(0)
+config = transformers.BertConfig(
+    vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=1)
+with tempfile.TemporaryDirectory() as directory:
+    def saved(cls):
+        path = os.path.join(directory, cls.__name__)
+        cls(config).save_pretrained(path)
+        transformers.AutoTokenizer.from_pretrained(PATH).save_pretrained(path)
+        return path
+    cross = create_cross_encoder(saved(transformers.BertForSequenceClassification), device="cpu")
+    sparse = create_sparse_encoder(saved(transformers.BertForMaskedLM), device="cpu")
+def refused(create):
+    try:
+        create(PATH, devise="cpu")
+    except ct.CgroupThreadsError as error:
+        return str(error)
+pairs = [("a query", f"document {index}") for index in range(5)]
+first, scores = granted(lambda: cross.predict(pairs, batch_size=2))
+second, _ = granted(lambda: sparse.encode([text for _, text in pairs], batch_size=2))
+ranked, _ = granted(lambda: cross.rank("a query", ["one", "two"]))
+release(cross), release(sparse)
+again, same = granted(lambda: cross.predict(pairs, batch_size=2))
+show(type(cross).__name__, type(sparse).__name__, first, second, ranked, again, float(abs(scores - same).max()) <= 1e-5,
+     refused(create_cross_encoder), refused(create_sparse_encoder))
+"""
+    found = granted_script(script)
+    assert found[:7] == ["CrossEncoder", "SparseEncoder", 3, 3, 1, 0, True]
+    texts = [f"{name}() has no argument 'devise'; did you mean 'device'?" for name in ("CrossEncoder", "SparseEncoder")]
+    assert found[7:] == texts
+
+
+# Workers are spawned, so the script is a file that can be imported. Each forward pass writes when it ran, in which
+# process and with how many threads.
+POOL = """
+import json, os, sys, time
+import cgroup_threads as ct
+import torch
+from sentence_transformers import SentenceTransformer
+from cgroup_threads.models.governing import govern
+
+PATH, LOG = sys.argv[1:3]
+
+class Noting(torch.nn.Module):
+    def forward(self, features):
+        began = time.monotonic()
+        while time.monotonic() < began + 0.05:  # computes: what runs at once is counted
+            torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+        line = [os.getpid(), began, time.monotonic(), torch.get_num_threads(), ct.statistics().cores]
+        with open(LOG, "a") as file:
+            file.write(json.dumps(line) + "\\n")
+        return features
+
+def main():
+    model = govern(SentenceTransformer(modules=[*SentenceTransformer(PATH, device="cpu"), Noting()], device="cpu"))
+    texts = [f"the pod number {index}" for index in range(24)]
+    expected = model.encode(texts)
+    os.unlink(LOG)
+    before = dict(os.environ)
+    vectors = model.encode(texts, device=["cpu", "cpu"], chunk_size=2, batch_size=2)
+    error = float(abs(vectors - expected).max())
+    print(json.dumps([error, dict(os.environ) == before, os.getpid(), ct.statistics().scope]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("scope", ["process", "container"])
+def test_processes_of_a_pool_share_the_cores(scope: str, tmp_path: Path) -> None:
+    """Each of the two has half of the four cores, or both lease from the slots of the container."""
+    path, log = tmp_path / "pool.py", tmp_path / "log"
+    path.write_text(POOL)
+    counts = {"CGROUP_THREADS_CORES": "4", "MKL_DYNAMIC": "FALSE", "CGROUP_THREADS_SCOPE": scope}
+    command = [sys.executable, str(path), minilm_directory(), str(log)]
+    environ = clean_environ(HF_HUB_OFFLINE="1", **counts)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CgroupThreadsWarning" not in done.stderr
+    error, restored, parent, found = json.loads(done.stdout.splitlines()[-1])
+    require(found == scope, "no slots can be shared here")
+    assert error <= 1e-5
+    assert restored, "the variables of the workers stayed in the parent"
+    passes = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(passes) == 12
+    workers = {pid for pid, *_ in passes}
+    assert parent not in workers
+    for _, moment, *_ in passes:
+        at_once = [threads for _, began, ended, threads, _ in passes if began <= moment < ended]
+        assert sum(at_once) <= 4, f"{at_once} threads at once on 4 cores"
+    if scope == "process":
+        assert {(threads, cores) for *_, threads, cores in passes} == {(2, 2)}
+    else:
+        assert {cores for *_, cores in passes} == {4}

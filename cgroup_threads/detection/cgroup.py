@@ -166,9 +166,7 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
     return level, cores is not None
 
 
-def _read_cpuset(
-    files: Files, place: Place | None, notices: list[Notice]
-) -> tuple[frozenset[int] | None, str | None]:
+def _read_cpuset(files: Files, place: Place | None, notices: list[Notice]) -> tuple[frozenset[int] | None, str | None]:
     """The effective CPUs of the nearest level that names any, and its directory; a group without an own file has its
     parent's."""
     if place is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from typing_extensions import assert_type
 
 import cgroup_threads as ct
@@ -78,3 +79,9 @@ with ThreadPoolExecutor(initializer=ct.initializer) as pool:
 report = ct.report()
 assert_type(report, ct.Report)
 assert_type(report.to_json(), str)
+
+module = torch.nn.Linear(2, 2)
+assert_type(ct.govern(module), torch.nn.Linear)
+assert_type(ct.release(module), torch.nn.Linear)
+assert_type(ct.inspect_process(1), ct.Inspection)
+assert_type(ct.statistics(), ct.Statistics)
