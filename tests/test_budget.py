@@ -366,3 +366,77 @@ def test_a_resize_from_inside_the_lock_comes_after_it() -> None:
         pass
     with held(budget) as lease:
         assert lease.threads == 4
+
+
+def give_in_another_thread(budget: Budget, lease: Lease) -> None:
+    """As the finalizer of a dead thread does."""
+    in_thread(lambda: budget.give_later(lease)).join()
+
+
+def test_what_finalizers_end_while_the_lock_is_busy_is_ended_after_it() -> None:
+    budget = Budget(1)
+    budget.duration_s = 100.0  # nobody is impatient
+    lease, other = Lease(1), Lease(1)
+    budget.claim(lease, 1)
+    waiting = in_thread(lambda: budget.claim(other, 1))
+    until(lambda: len(budget.queue) == 1)
+    with budget.lock:
+        give_in_another_thread(budget, lease)
+        assert lease in budget.leases
+    budget._send()  # what each user of the lock does
+    waiting.join(20)
+    assert list(budget.leases) == [other]
+
+
+def test_a_part_whose_parent_ended_gives_its_cores_back_though_the_lock_was_busy() -> None:
+    whole = Budget(1)
+    parent = Lease(1)
+    whole.claim(parent, 1)
+    part = Budget(1, parent=parent)
+    parent._part = part
+    child = Lease(1, None, parent)
+    part.claim(child, 1)
+    parent._active = False
+    whole.give(parent)
+    with whole.lock:
+        give_in_another_thread(part, child)
+    with held(whole, patience=5.0) as lease:
+        assert lease.waited_s < 5
+        assert whole.counters.overcommitted == 0
+
+
+def test_very_many_leases_may_end_at_once() -> None:
+    budget = Budget(5000)
+    leases = [Lease(1) for _ in range(5000)]
+    for lease in leases:
+        budget.claim(lease, 1)
+
+    def give_all() -> None:
+        for lease in leases:
+            budget.give_later(lease)
+
+    with budget.lock:
+        in_thread(give_all).join()
+    budget._send()
+    assert not budget.leases
+
+
+def test_an_interrupt_between_a_grant_and_its_telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget(1)
+    budget.duration_s = 100.0
+    lease, other = Lease(1), Lease(1)
+    budget.claim(lease, 1)
+    waiting = in_thread(lambda: budget.claim(other, 1))
+    until(lambda: len(budget.queue) == 1)
+
+    def interrupt(first: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(budget, "_admit", interrupt)
+        budget.give(lease)
+    budget.give(lease)  # as ``limit_threads`` does after an interrupt
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert budget.counters.overcommitted == 0
+    assert list(budget.leases) == [other]

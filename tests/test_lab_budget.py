@@ -291,3 +291,53 @@ told = forked(family)
         held, second = parent("told")
         assert held >= 3
         assert held + second <= 6
+
+
+def test_a_thread_behind_a_task_of_a_blocked_event_loop_does_not_wait_for_the_loop() -> None:
+    """Calls as long as a minute: nobody is impatient, and nothing but the thread's own look can help."""
+    script = """
+import asyncio
+from cgroup_threads.pools.ledger import Lease
+core().duration_s = 60.0
+blocked, free = threading.Event(), threading.Event()
+def loop():
+    async def main():
+        task = asyncio.ensure_future(core().claim_async(Lease(1), 1))
+        while not core().queue: await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # until it listens
+        blocked.set()
+        free.wait()  # a handler that blocks the loop
+        await task
+    asyncio.run(main())
+threading.Thread(target=loop, daemon=True).start()
+blocked.wait()
+thread = wait()
+"""
+    with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_CORES="2") as (holder, other):
+        assert holder("enter()") == 2
+        assert other("ct.statistics().active") == 0
+        other(f"exec({script!r})")
+        until(lambda: other("now()") == [0, 0, 2])
+        holder("leave()")
+        until(lambda: other("now()") == [2, 2, 0])
+        other("[free.set(), thread.left.set()]")
+
+
+def test_a_call_beside_a_long_one_is_not_kept_out_by_another_process() -> None:
+    """Who runs fewer calls comes first, but not for ever."""
+    script = """
+def again():
+    while not stop.is_set():
+        with ct.limit_threads(1, patience=60): time.sleep(0.02)
+stop = threading.Event()
+threads = [threading.Thread(target=again, daemon=True) for _ in range(2)]
+for thread in threads: thread.start()
+"""
+    with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_CORES="2") as (first, busy):
+        assert first("enter(1)") == 1
+        busy(f"exec({script!r})")
+        until(lambda: busy("ct.statistics().granted") > 5)
+        first("thread = wait()")
+        assert until(lambda: first("now()[0]") == 2) < 5
+        first("thread.left.set()")
+        busy("stop.set()")

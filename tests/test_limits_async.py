@@ -32,16 +32,19 @@ def test_run_works_in_a_thread_at_its_count() -> None:
     script = """
 def work(a, *, b): return a + b, threading.current_thread() is threading.main_thread(), look()
 def fail(): raise KeyError("x")
+def stop(): next(iter(()))
 async def main():
     seen.append(await ct.run(work, 1, b=2))
     async with ct.limit_threads(1):
         seen.append(await ct.run(work, 1, b=2))
     try: await ct.run(fail)
     except KeyError as error: seen.append(str(error))
+    try: await ct.run(stop)  # asyncio's futures take no StopIteration
+    except RuntimeError as error: seen.append(repr(error.__cause__))
     see()
 asyncio.run(main())
 """
-    assert limits_script(script) == [[3, False, [3, 3]], [3, False, [1, 1]], "'x'", [4, 4]]
+    assert limits_script(script) == [[3, False, [3, 3]], [3, False, [1, 1]], "'x'", "StopIteration()", [4, 4]]
 
 
 def test_anyio_adopts_too() -> None:

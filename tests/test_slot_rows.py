@@ -14,6 +14,7 @@ from cgroup_threads.governor.slot_rows import (
     MAX_SLOTS,
     NO_ROW,
     NOTHING_SEEN,
+    OVERDUE_S,
     PAGE_SIZE,
     ROW_SIZE,
     ROWS,
@@ -63,8 +64,11 @@ def test_what_others_wrote_comes_back(written: list[tuple[bytes, int, int, float
     held = 0
     for row in others:
         held |= row[4]
-    # Of a row: all its calls, those that wait, since when the first does. Fewest running first, then who waits longest.
-    fewest, oldest = min(((row[1] - row[2], row[3]) for row in others if row[3] is not None), default=(0, None))
+    # Of a row: all its calls, those that wait, since when the first does. Overdue or fewest running, then the oldest.
+    waiting = [(row[1] - row[2], row[3]) for row in others if row[3] is not None]
+    fewest, oldest = min(
+        waiting, key=lambda one: (-1 if NOW - one[1] > OVERDUE_S else one[0], one[1]), default=(0, None)
+    )
     assert (view.calls, view.waiting) == (sum(row[1] for row in others), sum(row[2] for row in others))
     assert (view.held, view.oldest_s, view.oldest_running) == (held, oldest, fewest)
     assert (view.oldest_row is None) == (oldest is None)
@@ -143,9 +147,17 @@ def test_the_first_run_is_the_lowest(mask: int, longest: int) -> None:
 
 def test_whose_turn_it_is() -> None:
     """A process that runs less comes first; of equals, who has waited longer."""
-    theirs = View(3, 0b1, NOW - 1, 5, 1, oldest_running=1)
-    assert theirs.ahead(2, NOW - 9)
-    assert not theirs.ahead(0, NOW)
-    assert theirs.ahead(1, NOW)
-    assert not theirs.ahead(1, NOW - 2)
-    assert not View().ahead(9, NOW)
+    theirs = View(3, 0b1, NOW - 0.1, 5, 1, oldest_running=1)
+    assert theirs.ahead(2, NOW - 0.4, NOW)
+    assert not theirs.ahead(0, NOW, NOW)
+    assert theirs.ahead(1, NOW, NOW)
+    assert not theirs.ahead(1, NOW - 0.2, NOW)
+    assert not View().ahead(9, NOW, NOW)
+
+
+def test_who_is_overdue_comes_first_whatever_its_process_runs() -> None:
+    theirs = View(3, 0b1, NOW - 0.1, 5, 1, oldest_running=0)
+    assert not theirs.ahead(2, NOW - 0.6, NOW)
+    assert theirs._replace(oldest_s=NOW - 0.7).ahead(2, NOW - 0.6, NOW)
+    page = pack_row(1, 0, 1, NOW - 0.1, NOW, 0) + pack_row(2, 9, 1, NOW - 0.6, NOW, 0)
+    assert parse_page(page, -1, NOW).oldest_row == 1

@@ -8,7 +8,6 @@ can come between; waiters only wait.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -38,6 +37,7 @@ class Budget(Queue):
         lender = parent._budget if parent is not None else None
         if isinstance(lender, Budget):
             self.lock = lender.lock  # one lock for the whole: no order to keep between them
+            self._after, self._returned = lender._after, lender._returned
         self.generation = process.generation
         self._pid = os.getpid()
         # As threading.Condition asks; typeshed leaves it out.
@@ -48,8 +48,6 @@ class Budget(Queue):
         """When ``mean`` was brought up to date (monotonic)."""
         self.counters = Counters()
         self.parent = parent
-        self._returned: deque[Lease] = deque()
-        """Leases of threads that have died, put here by finalizers."""
 
     def claim(self, lease: Lease, top: int, patience: float | None = None, *, block: bool = True) -> None:
         """Give ``lease`` its cores, at most ``top``, waiting if need be. After an interrupt ``give`` must follow.
@@ -64,7 +62,7 @@ class Budget(Queue):
             if self._begin_alone(lease, top):
                 return
             waiter = self._ask(lease, top, patience, block, ThreadWaiter)
-            if self._after:
+            if self._after or self._returned:
                 self._send()
             while waiter is not None and not waiter.done:
                 self._wait(waiter)
@@ -84,6 +82,7 @@ class Budget(Queue):
         """
         try:
             waiter = self._ask(lease, top, patience, True, partial(kind_of_task(), start=start))
+            self._send()
             while waiter is not None and not waiter.done:
                 await waiter.wait(self._pause(waiter), self._fd(waiter), partial(self._look, waiter))
         except BaseException:
@@ -109,7 +108,7 @@ class Budget(Queue):
                 self._leave_queue(lease)
                 self._freed(now)
             self._settle_parent()
-        if self._after:
+        if self._after or self._returned:
             self._send()
 
     def give_later(self, lease: Lease) -> None:
@@ -121,11 +120,7 @@ class Budget(Queue):
         if os.getpid() != self._pid:
             return
         self._returned.append(lease)
-        if not self._is_mine() and self.lock.acquire(blocking=False):
-            try:
-                self._observe(monotonic())
-            finally:
-                self.lock.release()
+        if not self._is_mine():
             self._send()
 
     def resize(self, cores: int, extra: int = 0) -> None:
@@ -234,7 +229,7 @@ class Budget(Queue):
         value = self.leases.get(lease)
         if value is None:
             return
-        self._observe(now)
+        self._smooth(now)
         part = lease._part
         kept = 0
         if isinstance(part, Budget):
@@ -259,8 +254,14 @@ class Budget(Queue):
 
     def _observe(self, now: float) -> None:
         while self._returned:
-            self._end(self._returned.popleft(), now)
-            self._settle_parent()
+            lease = self._returned.popleft()
+            budget = lease._budget  # this one or a part of it
+            if isinstance(budget, Budget):
+                budget._end(lease, now)
+                budget._settle_parent()
+        self._smooth(now)
+
+    def _smooth(self, now: float) -> None:
         self.mean = smooth(self.mean, len(self.leases) + len(self.queue), now - self.seen_s, self.duration_s)
         self.seen_s = now
 

@@ -19,7 +19,7 @@ from ..state import process
 from ..variables import OMP
 from .budget import Budget
 from .sampling import Sampler
-from .sizing import process_size, size
+from .sizing import process_size, shared_size, size
 from .statistics import Statistics
 
 # Detection costs some 70 microseconds. Looking again at most this often, and never for more than a hundredth of the
@@ -67,9 +67,9 @@ class CoreBudget:
         after = size(limits, self.settings)
         if after.scope != self.size.scope:  # slots stay what they are: the others look there too
             shared = self.size.scope == "container"
-            after = after._replace(scope=self.size.scope) if shared else process_size(limits, self.settings)
-        if self.sampler.cap < after.cores:
-            after = after._replace(cores=self.sampler.cap, extra=0, bound_by="hidden limit")
+            after = shared_size(limits, self.settings) if shared else process_size(limits, self.settings)
+        if self.sampler.cap < after.cores + after.extra:
+            after = after._replace(cores=min(self.sampler.cap, after.cores), extra=0, bound_by="hidden limit")
         before, self.size = self.size, after._replace(directory=self.size.directory)
         if (after.cores, after.extra) != (before.cores, before.extra):
             self.budget.resize(after.cores + after.extra, after.extra)
@@ -79,7 +79,7 @@ class CoreBudget:
         budget = self.budget
         with budget.lock:
             counters = budget.counters
-            return Statistics(
+            found = Statistics(
                 cores=budget.cores,
                 scope=self.size.scope,
                 bound_by=self.size.bound_by,
@@ -91,6 +91,8 @@ class CoreBudget:
                 waits=counters.histogram(),
                 core_seconds=counters.core_seconds,
             )
+        budget._send()
+        return found
 
     def _make(self) -> Budget:
         wanted = self.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -43,6 +44,8 @@ class Queue:
         """The waiter that holds the lock to look for itself: it needs no waking."""
         self._after: deque[Callable[[], object]] = deque()
         """What to call once the lock is free."""
+        self._returned: deque[Lease] = deque()
+        """Leases whose end was asked for where the lock was not to be had: by finalizers."""
 
     def _look(self, waiter: Waiter) -> None:
         """After a wait: was it this one's turn, or has its patience ended?"""
@@ -75,17 +78,22 @@ class Queue:
             if first.done:  # an interrupt left it here
                 queue.popleft()
                 continue
+            if first.lease in self.leases:  # or came before it could be told
+                self._admit(first)
+                continue
             value = self._take(first.top, len(self.leases) + len(queue), first.since_s, True)
             if not value:
                 self._lead(first)
                 break
             self._begin(first.lease, value, now, now - first.since_s)
-            first.done = True
-            queue.popleft()
-            if not self._rouse(first):
-                self.leases.pop(first.lease, None)
-                self._unlock()
+            self._admit(first)
         self._publish(now)
+
+    def _admit(self, first: Waiter) -> None:
+        """The first of the queue has its lease."""
+        first.done = True
+        self.queue.popleft()
+        self._rouse(first)
 
     def _expires(self, waiter: Waiter) -> float:
         """When ``waiter`` may begin with one thread above the budget."""
@@ -110,16 +118,19 @@ class Queue:
     def _wait(self, waiter: ThreadWaiter) -> None:
         waiter.wait(self._pause(waiter))
 
-    def _rouse(self, waiter: Waiter) -> bool:
-        """Tell ``waiter`` that it was granted its lease. False if it is no more."""
-        if not waiter.wake():
-            return False
-        if isinstance(waiter, TaskWaiter) and waiter.start is not None:
-            self._after.append(waiter.start)
-        return True
+    def _rouse(self, waiter: Waiter) -> None:
+        """Tell ``waiter`` that it was granted its lease."""
+        if isinstance(waiter, TaskWaiter):
+            if waiter.start is not None:
+                self._after.append(waiter.start)
+            # Without the lock: event loops have one of their own, under which a finalizer may end a lease.
+            self._after.append(partial(self._rouse_task, waiter))
+        else:
+            waiter.wake()
 
-    def _unlock(self) -> None:
-        """Give up cores that no lease holds any more."""
+    def _rouse_task(self, waiter: TaskWaiter) -> None:
+        if not waiter.wake():  # its event loop has ended
+            self.give(waiter.lease)
 
     def _lead(self, first: Waiter) -> None:
         """``first`` is the first of the queue and has to wait."""
@@ -129,7 +140,15 @@ class Queue:
         return None
 
     def _send(self) -> None:
-        """Start and wake others; without the lock, since whoever wakes another is often made to wait for it."""
+        """Start and wake others; without the lock, since whoever wakes another is often made to wait for it.
+
+        Also end what finalizers could not while the lock was held: to be called after each use of it.
+        """
+        while self._returned and not self._is_mine() and self.lock.acquire(blocking=False):
+            try:
+                self._observe(monotonic())
+            finally:
+                self.lock.release()
         after = self._after
         while after:
             try:
@@ -139,6 +158,14 @@ class Queue:
             call()
 
     # What ``Budget`` knows.
+
+    def give(self, lease: Lease) -> None:
+        """End ``lease``."""
+        raise NotImplementedError
+
+    def _is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        raise NotImplementedError
 
     def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
         """Cores for a call that has waited since ``since_s``, of ``calls`` in all; 0 if it has to wait."""

@@ -14,7 +14,7 @@ from ..state import process
 from .arbitration import grant, share, smooth
 from .budget import Budget
 from .slots import MAX_SLOTS, Slots, View, open_slots
-from .waiting import ThreadWaiter, Waiter
+from .waiting import TaskWaiter, ThreadWaiter, Waiter
 
 LOOK_S: Final = 0.005
 """Who waits longest of all looks this often by itself: a datagram may be lost, and a killed holder sends none."""
@@ -53,12 +53,12 @@ class SharedBudget(Budget):
                 self.lock.release()
 
     def _observe(self, now: float) -> None:
-        while self._returned:
-            self._end(self._returned.popleft(), now)
-            self._settle_parent()
+        super()._observe(now)
         if now - self._tidied_s >= TIDY_S:
             self._tidied_s = now
             self._tidy()
+
+    def _smooth(self, now: float) -> None:
         calls = len(self.leases) + len(self.queue) + self._view.calls
         self.mean = smooth(self.mean, calls, now - self.seen_s, self.duration_s)
         self.seen_s = now
@@ -69,7 +69,7 @@ class SharedBudget(Budget):
         if (view.held, view.oldest_s) != (self._view.held, self._view.oldest_s):
             self.moved_s = monotonic()  # another process's queue moves
         self._view = view
-        if half and view.ahead(len(self.leases), since_s):
+        if half and view.ahead(len(self.leases), since_s, monotonic()):
             return 0
         # A killed holder sends nothing, and its hints stay for a while: who waits asks the kernel.
         held = slots.locked(MAX_SLOTS) if self.looker is not None else view.held
@@ -138,20 +138,30 @@ class SharedBudget(Budget):
         queue = self.queue
         self.slots.publish(len(self.leases), len(queue), queue[0].since_s if queue else None, now)
 
-    def _rouse(self, waiter: Waiter) -> bool:
+    def _rouse(self, waiter: Waiter) -> None:
         if waiter.first and waiter is not self.looker and isinstance(waiter, ThreadWaiter):
             self._after.append(self.slots.wake_self)  # it listens there, not at its gate
-        return super()._rouse(waiter)
+        super()._rouse(waiter)
 
     def _lead(self, first: Waiter) -> None:
         if not first.first:
             first.first = True
-            first.wake()
+            if isinstance(first, TaskWaiter):
+                self._after.append(first.wake)
+            else:
+                first.wake()
 
     def _pause(self, waiter: Waiter) -> float:
-        if not waiter.first:
-            return super()._pause(waiter)
-        return IDLE_LOOK_S if self._view.ahead(len(self.leases), waiter.since_s) else LOOK_S
+        if waiter.first:
+            return IDLE_LOOK_S if self._view.ahead(len(self.leases), waiter.since_s, monotonic()) else LOOK_S
+        with self.lock:  # a task in front looks only when its event loop lets it
+            behind_task = self._first_thread() is waiter and isinstance(self.queue[0], TaskWaiter)
+        if self._returned:
+            self._send()
+        return LOOK_S if behind_task else super()._pause(waiter)
+
+    def _first_thread(self) -> Waiter | None:
+        return next((waiter for waiter in self.queue if isinstance(waiter, ThreadWaiter)), None)
 
     def _fd(self, waiter: Waiter) -> int | None:
         return self.slots.fileno() if waiter.first else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from typing import Final, Literal, NamedTuple
 
-from ..detection.records import CpuLimits
+from ..detection.records import EPSILON, CpuLimits
 from ..planning import ThreadPlan, decide
 from ..settings import Settings
 
@@ -33,13 +34,18 @@ def size(limits: CpuLimits, settings: Settings) -> Size:
     Scope ``auto`` is "container" where the cgroup has a quota or a cpuset that binds: all its processes have the same
     cores. An affinity mask is a process's own. Workers that share slots divide nothing; else each gets its part.
     """
-    whole: ThreadPlan = decide(limits, settings, workers=1)
     directory = binding_directory(limits)
     asked = settings.scope
-    limited = limits.status == "limited" or limits.bound_by == "cpuset"
+    limited = limits.bound_by != "affinity" and (limits.status == "limited" or limits.bound_by == "cpuset")
     if directory is not None and (asked == "container" or (asked == "auto" and limited)):
-        return Size(whole.threads, "container", whole.bound_by, directory, extra_cores(limits, whole))
+        return shared_size(limits, settings)._replace(directory=directory)
     return process_size(limits, settings)
+
+
+def shared_size(limits: CpuLimits, settings: Settings) -> Size:
+    """The budget of all processes of the container."""
+    whole: ThreadPlan = decide(limits, settings, workers=1)
+    return Size(whole.threads, "container", whole.bound_by, extra=extra_cores(limits, whole))
 
 
 def process_size(limits: CpuLimits, settings: Settings) -> Size:
@@ -51,21 +57,23 @@ def process_size(limits: CpuLimits, settings: Settings) -> Size:
 def extra_cores(limits: CpuLimits, plan: ThreadPlan) -> int:
     """How many calls of one thread a quota has room for beside the whole cores of ``plan``: 1 or 0."""
     cores = limits.quota if limits.override is None else limits.override
-    if cores is None or plan.bound_by not in ("quota", "override"):
+    if cores is None or plan.workers > 1 or plan.bound_by not in ("quota", "override"):
         return 0
-    return int(cores - plan.threads >= WORTH * plan.threads)
+    return int(cores - plan.threads + EPSILON >= WORTH * plan.threads)
 
 
 def binding_directory(limits: CpuLimits) -> str | None:
-    """The cgroup directory with the smallest quota, else that of the cpuset if it binds, else the process's own; None
-    where no cgroup is visible.
+    """The cgroup directory whose processes have their cores in common; None where no cgroup is visible.
 
-    In cgroup v1 jobs with a cpuset each may all be in the same group of the cpu controller.
+    That is where the smallest quota is set or, if that is smaller, the cpuset. Affinity masks have no say: they are
+    each process's own, and all must come to the same directory. In cgroup v1 jobs with a cpuset each may all be in the
+    same group of the cpu controller.
     """
     levels = [level for level in limits.levels if os.path.isabs(level.path)]
-    limiting = [level for level in levels if level.quota is not None]
-    if limiting:
-        return min(limiting, key=lambda level: level.quota or 0.0).path
-    if limits.bound_by == "cpuset" and limits.cpuset_directory is not None:
+    quotas = [(level.quota, level.path) for level in levels if level.quota is not None]
+    width = len(limits.cpuset or ())
+    if limits.cpuset_directory is not None and 0 < width < limits.host_cpus and width < min(quotas, default=(inf,))[0]:
         return limits.cpuset_directory
+    if quotas:
+        return min(quotas, key=lambda quota: quota[0])[1]
     return levels[0].path if levels else None

@@ -24,6 +24,9 @@ MAX_CALLS: Final = 4096
 LOOK_LIMIT_S: Final = 0.05
 """Who waits looks every 5 to 20 ms. A process that has not looked for longer is stopped: it must not block others."""
 
+OVERDUE_S: Final = 0.5
+"""Who has waited longer comes first whatever its process runs: else one long call would keep its others out."""
+
 _MAGIC: Final = 0x31746F6C  # "lot1": a row of this version
 _HELD_SIZE: Final = HINTED_SLOTS // 8
 # magic, calls running, calls waiting, token of the socket, time of the oldest waiter, time of the last look, cores held
@@ -36,8 +39,9 @@ class View(NamedTuple):
     """What the other processes said when they last wrote. Times are those of ``time.monotonic``.
 
     ``calls`` are in flight or waiting, ``waiting`` those that wait, ``held`` is the mask of the cores they hold. The
-    next of their waiters is the one that has waited longest in a process that runs fewest calls: ``oldest_s`` is since
-    when it waits, ``oldest_row`` its process, both None without one; ``oldest_running`` says how many calls run there.
+    next of their waiters is one that is overdue, else the one that has waited longest in a process that runs fewest
+    calls: ``oldest_s`` is since when it waits, ``oldest_row`` its process, both None without one; ``oldest_running``
+    says how many calls run there.
     """
 
     calls: int = 0
@@ -47,13 +51,19 @@ class View(NamedTuple):
     waiting: int = 0
     oldest_running: int = 0
 
-    def ahead(self, running: int, since_s: float) -> bool:
+    def ahead(self, running: int, since_s: float, now_s: float) -> bool:
         """Whether their next waiter comes before one that waits since ``since_s`` in a process that runs ``running``.
 
         First come, first served would often run two calls in one process while another has none: in Python they then
         wait for each other's interpreter lock, and a leased core lies idle.
         """
-        return self.oldest_s is not None and (self.oldest_running, self.oldest_s) < (running, since_s)
+        if self.oldest_s is None:
+            return False
+        return _order(self.oldest_running, self.oldest_s, now_s) < _order(running, since_s, now_s)
+
+
+def _order(running: int, since_s: float, now_s: float) -> tuple[int, float]:
+    return (-1 if now_s - since_s > OVERDUE_S else running, since_s)
 
 
 NOTHING_SEEN: Final = View()
@@ -82,6 +92,7 @@ def parse_page(page: bytes, own_row: int, now_s: float) -> View:
     oldest_s: float | None = None
     oldest_row: int | None = None
     fewest = 0
+    best: tuple[int, float] = (0, 0.0)
     row = -1
     for magic, running, waiting, _, since_s, look_s, cores in _ROW.iter_unpack(page):
         row += 1
@@ -94,8 +105,9 @@ def parse_page(page: bytes, own_row: int, now_s: float) -> View:
         if waiting and 0.0 < since_s <= now_s and now_s - LOOK_LIMIT_S <= look_s <= now_s + LOOK_LIMIT_S:
             calls += waiting
             all_waiting += waiting
-            if oldest_s is None or running < fewest or (running == fewest and since_s < oldest_s):
-                oldest_s, oldest_row, fewest = since_s, row, running
+            order = _order(running, since_s, now_s)
+            if oldest_s is None or order < best:
+                oldest_s, oldest_row, fewest, best = since_s, row, running, order
     return View(calls, held, oldest_s, oldest_row, all_waiting, fewest)
 
 

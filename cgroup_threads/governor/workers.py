@@ -54,6 +54,10 @@ class _Worker:
             result = call()
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self._pool.rest(self)
+            if isinstance(error, StopIteration):  # asyncio's futures refuse it, and nobody would ever be told
+                stopped = RuntimeError("the function raised StopIteration")
+                stopped.__cause__ = error
+                error = stopped
             future.set_exception(error)
         else:
             self._pool.rest(self)  # first: the next call can have this thread

@@ -66,7 +66,8 @@ def _judge_all(evidence: Evidence) -> Iterator[Notice]:
 def _was_raised(evidence: Evidence, variable: str, threads: int) -> bool:
     """Whether a lease has more threads than we wrote into ``variable``: the container has grown since."""
     ours = any(state.name == variable and state.origin == "computed" for state in evidence.variables)
-    return ours and evidence.budget is not None and threads <= evidence.budget.cores
+    budget = evidence.budget
+    return ours and budget is not None and budget.active > 0 and threads <= budget.cores
 
 
 def pool_kind(name: str) -> str:
