@@ -330,7 +330,7 @@ def again():
     while not stop.is_set():
         with ct.limit_threads(1, patience=60): time.sleep(0.02)
 stop = threading.Event()
-threads = [threading.Thread(target=again, daemon=True) for _ in range(2)]
+threads = [threading.Thread(target=again, daemon=True)]
 for thread in threads: thread.start()
 """
     with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_CORES="2") as (first, busy):
