@@ -321,23 +321,3 @@ thread = wait()
         holder("leave()")
         until(lambda: other("now()") == [2, 2, 0])
         other("[free.set(), thread.left.set()]")
-
-
-def test_a_call_beside_a_long_one_is_not_kept_out_by_another_process() -> None:
-    """Who runs fewer calls comes first, but not for ever."""
-    script = """
-def again():
-    while not stop.is_set():
-        with ct.limit_threads(1, patience=60): time.sleep(0.02)
-stop = threading.Event()
-threads = [threading.Thread(target=again, daemon=True)]
-for thread in threads: thread.start()
-"""
-    with group(quota=1.0) as name, workers(name, 2, CGROUP_THREADS_CORES="2") as (first, busy):
-        assert first("enter(1)") == 1
-        busy(f"exec({script!r})")
-        until(lambda: busy("ct.statistics().granted") > 5)
-        first("thread = wait()")
-        assert until(lambda: first("now()[0]") == 2) < 5
-        first("thread.left.set()")
-        busy("stop.set()")
