@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
 from typing_extensions import assert_type
 
 import cgroup_threads as ct
@@ -80,8 +79,12 @@ report = ct.report()
 assert_type(report, ct.Report)
 assert_type(report.to_json(), str)
 
-module = torch.nn.Linear(2, 2)
-assert_type(ct.govern(module), torch.nn.Linear)
-assert_type(ct.release(module), torch.nn.Linear)
+
+class Model:
+    """As any model's class."""
+
+
+assert_type(ct.govern(Model()), Model)
+assert_type(ct.release(Model()), Model)
 assert_type(ct.inspect_process(1), ct.Inspection)
 assert_type(ct.statistics(), ct.Statistics)
