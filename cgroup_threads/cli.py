@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None and arguments[0] != "exec":  # the caller closed it: a command to run may not mind
         return _fail("standard output is closed")
     try:
+        _escape_output()
         code = _run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -72,6 +73,17 @@ def _run(arguments: Sequence[str]) -> int:
         return int(end.code or 0)
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
+
+
+def _escape_output() -> None:
+    """Names and commands of other processes may hold what the encoding of our output does not."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)  # another object may stand in its place
+        if reconfigure is not None:
+            try:
+                reconfigure(errors="backslashreplace")
+            except ValueError:  # it is closed: whoever writes to it will say so
+                continue
 
 
 def _fail(message: str) -> int:

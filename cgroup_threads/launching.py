@@ -19,6 +19,7 @@ LLAMA_THREADS: Final = "LLAMA_ARG_THREADS"
 LLAMA_BATCH: Final = "LLAMA_ARG_THREADS_BATCH"
 CPU_COUNT: Final = "PYTHON_CPU_COUNT"
 _SERVER_NAMES: Final = ("N_THREADS", "N_THREADS_BATCH")
+_BATCH: Final = {"--threads": "--threads-batch", "--n_threads": "--n_threads_batch"}
 _PYTHON_KINDS: Final = ("llama_cpp.server", "workers", "python")
 _KEPT: Final = {
     "fine": "yours",
@@ -101,7 +102,8 @@ def decide(
             after[name] = value
     after[MARKER] = write_marker(Marker(marker.origin, computed))
 
-    users_own = {n: v for n, v in after.items() if n not in computed and v.strip()} | program.assigned
+    users_own = {n: v for n, v in after.items() if n not in computed} | program.assigned
+    users_own = {n: v for n, v in users_own.items() if v.strip()}  # a blank counts as unset
     added = _decide_arguments(program, plan.threads, users_own)
     words = [word for argument in added for word in argument.words]
     return Launch(
@@ -151,31 +153,38 @@ def _decide_arguments(program: Program, threads: int, users: Mapping[str, str]) 
     elif LLAMA_BATCH in users:
         found.append(_keep("--threads-batch", LLAMA_BATCH))
     else:
-        number = parse_count(given or "") or threads
-        # Unequal counts above 1 make libgomp build its team anew at each switch.
-        equal = 1 < number < threads
-        reason = "equal to your --threads" if equal else "prompts and embeddings; it has no variable"
-        found.append(_add("--threads-batch", number if equal else threads, reason))
+        found.append(_add_batch("--threads", given, threads, "prompts and embeddings; it has no variable"))
     return found
 
 
 def _decide_server(program: Program, threads: int, users: Mapping[str, str]) -> list[Argument]:
     """llama_cpp.server: its parser takes abbreviations, its settings variables in any case."""
-    names = {name.upper() for name in users}
+    values = {name.upper(): value for name, value in users.items()}
     words = [word.partition("=")[0] for word in program.arguments]
     batch = any(len(w) > len("--n_threads") and "--n_threads_batch".startswith(w) for w in words)
-    if "CONFIG_FILE" in names or any(len(w) > 3 and "--config_file".startswith(w) for w in words):
+    if "CONFIG_FILE" in values or any(len(w) > 3 and "--config_file".startswith(w) for w in words):
         return [Argument("--config_file", (), "yours: it says the threads, the variables what it leaves out")]
-    found = []
-    for option, variable, given, what in (
-        ("--n_threads", "N_THREADS", "--n_threads" in words, "decoding; its default is half the host's CPUs"),
-        ("--n_threads_batch", "N_THREADS_BATCH", batch, "prompts and embeddings; its default is the host's CPUs"),
-    ):
-        if given or variable in names:
-            found.append(_keep(option, "" if given else variable))
-        else:
-            found.append(_add(option, threads, what))
+    option = find_option(program.arguments, "--n_threads")
+    if option is not None or "N_THREADS" in values:
+        found = [_keep("--n_threads", "" if option is not None else "N_THREADS")]
+    else:
+        found = [_add("--n_threads", threads, "decoding; its default is half the host's CPUs")]
+    if batch or "N_THREADS_BATCH" in values:
+        found.append(_keep("--n_threads_batch", "" if batch else "N_THREADS_BATCH"))
+    else:
+        given = values.get("N_THREADS") if option is None else option
+        reason = "prompts and embeddings; its default is the host's CPUs"
+        found.append(_add_batch("--n_threads", given, threads, reason))
     return found
+
+
+def _add_batch(option: str, given: str | None, threads: int, reason: str) -> Argument:
+    """The count for prompts: equal to the one ``given`` for decoding, unless that is 1 or above the plan."""
+    # Unequal counts above 1 make libgomp build its team anew at each switch.
+    number = parse_count(given or "")
+    if number is None or not 1 < number < threads:
+        return _add(_BATCH[option], threads, reason)
+    return _add(_BATCH[option], number, f"equal to your {option}")
 
 
 def _add(option: str, number: int, reason: str) -> Argument:

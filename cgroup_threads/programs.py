@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from .settings import parse_count
@@ -17,7 +17,13 @@ LLAMA_BENCH: Final = "llama-bench"
 LLAMA_CPP_SERVER: Final = ("llama_cpp.server", "llama_cpp.server.__main__")
 GUNICORN: Final = ("gunicorn", "gunicorn.app.wsgiapp")
 MASKING: Final = ("taskset", "numactl")
-_POOLS: Final = (*GUNICORN, "uvicorn", "celery")
+CELERY: Final = "celery"
+FASTAPI: Final = "fastapi"
+HYPERCORN: Final = "hypercorn"
+GUNICORN_CONFIG: Final = "gunicorn.conf.py"  # loaded from the working directory where no -c names another
+_POOLS: Final = (*GUNICORN, "uvicorn", HYPERCORN, FASTAPI, CELERY)
+# Options of celery itself that take a value: what follows is not its command.
+_CELERY_OPTIONS: Final = ("-A", "--app", "-b", "--broker", "--result-backend", "--loader", "--config", "--workdir")
 _PYTHON: Final = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?t?")
 _ASSIGNMENT: Final = re.compile(r"[^=]+=")
 # Commands that run another one, with those of their options that take a value.
@@ -37,8 +43,9 @@ class Program(NamedTuple):
     """What a command line starts.
 
     ``position`` is the index where the program's own arguments begin, ``arguments`` are those, ``assigned`` the
-    variables that an ``env`` before it sets. ``workers`` is the number of processes it makes and ``workers_source``
-    who said so; None where nobody did. ``per_cpu`` says that it makes one for each CPU it sees.
+    variables that an ``env`` before it sets, "" where it takes one away. ``workers`` is the number of processes it
+    makes and ``workers_source`` who said so; None where nobody did. ``per_cpu`` says that it makes one for each CPU it
+    sees.
     """
 
     kind: Kind
@@ -52,9 +59,11 @@ class Program(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def recognise(command: Sequence[str], environ: Mapping[str, str]) -> Program:
-    """Recognise the program that ``command`` (not empty) starts in ``environ``."""
-    start, assigned, notes = _skip_wrappers(command)
+def recognise(
+    command: Sequence[str], environ: Mapping[str, str], exists: Callable[[str], bool] = lambda _: False
+) -> Program:
+    """Recognise the program that ``command`` (not empty) starts in ``environ``; ``exists`` knows the files."""
+    start, assigned, notes = _skip_wrappers(command, environ)
     position = min(start + 1, len(command))
     name = _stem(command[start]) if start < len(command) else ""
     python = _PYTHON.fullmatch(name) is not None
@@ -66,7 +75,7 @@ def recognise(command: Sequence[str], environ: Mapping[str, str]) -> Program:
     found = Program(_kind(name, python), name, position, arguments, assigned, notes=tuple(notes))
     if found.kind in ("llama.cpp", "llama-bench"):
         return found._replace(workers=1, workers_source="it is one process")
-    return _count_workers(found, {**environ, **assigned}) if found.kind == "workers" else found
+    return _count_workers(found, {**environ, **assigned}, exists) if found.kind == "workers" else found
 
 
 def find_option(arguments: Sequence[str], *spellings: str, attached: bool = False) -> str | None:
@@ -110,7 +119,7 @@ def _stem(path: str) -> str:
     return name[:-4] if name.lower().endswith(".exe") else name
 
 
-def _skip_wrappers(command: Sequence[str]) -> tuple[int, dict[str, str], list[str]]:
+def _skip_wrappers(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, dict[str, str], list[str]]:
     """Where the wrapped program is, the variables that are set for it, and what is to be said of the wrappers."""
     index, assigned, notes = 0, {}, []
     while index < len(command) and (name := _stem(command[index])) in _WRAPPERS:
@@ -119,8 +128,11 @@ def _skip_wrappers(command: Sequence[str]) -> tuple[int, dict[str, str], list[st
             word = command[index]
             if word.startswith("-"):
                 if name == "env" and word in ("-", "-i", "--ignore-environment"):
+                    assigned.update(dict.fromkeys(environ, ""))
                     notes.append(f"env {word} takes the variables away again: the command gets the arguments alone")
                 index += 2 if word in _WRAPPERS[name] else 1
+                if name == "env" and (gone := find_option([word, *command[index - 1 : index]], "-u", "--unset")):
+                    assigned[gone] = ""
                 if word == "--" and name != "env":
                     break
             elif _ASSIGNMENT.match(word):
@@ -154,29 +166,38 @@ def _find_target(command: Sequence[str], index: int) -> tuple[str, int]:
     return "", len(command)
 
 
-def _count_workers(program: Program, environ: Mapping[str, str]) -> Program:
+def _count_workers(program: Program, environ: Mapping[str, str], exists: Callable[[str], bool]) -> Program:
     """The number of worker processes, from the strongest source that tells it."""
-    if program.name == "celery":
+    name, arguments = program.name, program.arguments
+    if name == CELERY:
         return _count_celery(program)
-    options = ("-w", "--workers") if program.name in GUNICORN else ("--workers",)
-    sources = [(f"{program.name} {options[-1]}", find_option(program.arguments, *options, attached=True))]
-    notes = program.notes
-    if program.name in GUNICORN:
+    if name == FASTAPI and "run" not in arguments:  # "dev" is one process that reloads
+        return program._replace(workers=1, workers_source="fastapi without run is one process")
+    options = ("-w", "--workers") if name in (*GUNICORN, HYPERCORN) else ("--workers",)
+    sources = [(f"{name} {options[-1]}", find_option(arguments, *options, attached=True))]
+    config = find_option(arguments, "-c", "--config", attached=True) if name == HYPERCORN else None
+    if name in GUNICORN:
         extra = _split(environ.get("GUNICORN_CMD_ARGS", ""))
         sources.append(("GUNICORN_CMD_ARGS", find_option(extra, *options, attached=True)))
-        if find_option((*program.arguments, *extra), "-c", "--config", attached=True) is not None:
-            notes = (*notes, "gunicorn's config file is not read: give --workers where it sets workers")
-    sources.append(("WEB_CONCURRENCY", environ.get("WEB_CONCURRENCY")))
+        config = find_option((*extra, *arguments), "-c", "--config", attached=True)
+        if config is None and exists(GUNICORN_CONFIG):
+            config = GUNICORN_CONFIG
     for source, text in sources:
         count = parse_count(text or "")
         if count is not None:
             return program._replace(workers=count, workers_source=source)
-    return program._replace(workers=1, workers_source=f"{program.name}'s default", notes=notes)
+    notes = program.notes
+    if config is not None:  # what it says is stronger than WEB_CONCURRENCY
+        file = "./gunicorn.conf.py" if config == GUNICORN_CONFIG else "config file"
+        notes = (*notes, f"{name}'s {file} is not read: give --workers where it sets workers")
+    count = parse_count(environ.get("WEB_CONCURRENCY", "")) if name != HYPERCORN else None
+    source = f"{name}'s default" if count is None else "WEB_CONCURRENCY"
+    return program._replace(workers=count or 1, workers_source=source, notes=notes)
 
 
 def _count_celery(program: Program) -> Program:
-    arguments = program.arguments
-    if "worker" not in arguments:
+    arguments = _after_celery_options(program.arguments)
+    if arguments[:1] != ["worker"]:
         return program
     pool = find_option(arguments, "-P", "--pool", attached=True)
     if pool not in (None, "", "prefork", "processes"):
@@ -189,6 +210,14 @@ def _count_celery(program: Program) -> Program:
     if count is not None:
         return program._replace(workers=count, workers_source="celery --concurrency")
     return program._replace(per_cpu=True, workers_source="celery starts one for each CPU it sees")
+
+
+def _after_celery_options(arguments: Sequence[str]) -> list[str]:
+    """From celery's command on: an application may be called like one."""
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        index += 2 if arguments[index] in _CELERY_OPTIONS else 1
+    return [*arguments[index:]]
 
 
 def _split(text: str) -> list[str]:

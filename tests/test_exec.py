@@ -79,6 +79,16 @@ def test_signals_are_ignored_no_more_than_before() -> None:
     assert launched(*look).stdout == run(look).stdout
 
 
+def test_an_ignored_sigpipe_becomes_the_default_as_the_documentation_says() -> None:
+    look = "grep ^SigIgn /proc/self/status"
+    ignored = ["sh", "-c", "trap '' PIPE HUP; exec \"$@\"", "sh"]
+    plain, through = (run([*ignored, *args, "sh", "-c", look]).stdout.split()[1] for args in ((), (*EXEC, "--")))
+    masks = [int(mask, 16) for mask in (plain, through)]
+    pipe, hangup = (1 << number - 1 for number in (signal.SIGPIPE, signal.SIGHUP))
+    assert [mask & pipe for mask in masks] == [pipe, 0]
+    assert [mask & hangup for mask in masks] == [hangup, hangup]
+
+
 def test_descriptors_and_input_are_the_commands() -> None:
     for command, given in ((["cat"], "text"), (["ls", "/proc/self/fd"], "")):
         plain, through = (

@@ -85,6 +85,8 @@ def test_maps() -> None:
     ("name", "kind"),
     [
         ("libgomp.so.1", "libgomp"),
+        ("libgomp-a34b3233.so.1.0.0", "libgomp"),
+        ("libgomp-plugin-nvptx.so.1", None),
         ("libomp.so.5", "libomp"),
         ("libomp-18.so", "libomp"),
         ("libiomp5.so", "libiomp5"),
@@ -102,7 +104,9 @@ def test_kinds_of_libraries(name: str, kind: str | None) -> None:
     assert find_kind(f"/some/where/{name}") == kind
 
 
-@pytest.mark.parametrize("name", ["python", "python3", "python3.13", "libpython3.11.so.1.0"])
+@pytest.mark.parametrize(
+    "name", ["python", "python3", "python3.13", "python3.13t", "libpython3.11.so.1.0", "libpython3.13t.so.1.0"]
+)
 def test_python_files(name: str) -> None:
     assert runs_python([f"/usr/{name}"])
     assert not runs_python([f"/usr/{name}-config", "/lib/libpython_helper.so"])

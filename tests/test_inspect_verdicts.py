@@ -12,7 +12,8 @@ from cgroup_threads.detection.records import CpuLimits, Topology
 from cgroup_threads.detection.throttling import Throttling
 from cgroup_threads.reporting.inspecting.records import Library, Sample, Thread
 from cgroup_threads.reporting.inspecting.render import WIDTH, render, to_dict
-from cgroup_threads.reporting.inspecting.verdict import find_confined, judge, judge_together
+from cgroup_threads.reporting.inspecting.together import judge_together
+from cgroup_threads.reporting.inspecting.verdict import find_confined, judge
 
 EIGHT = frozenset(range(8))
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from cgroup_threads.commands.exec import quote, render, to_json
-from cgroup_threads.environment import WORKERS
 from cgroup_threads.launching import Launch, choose_workers, decide
 from cgroup_threads.marker import MARKER, Marker, Origin, read_marker, write_marker
 from cgroup_threads.planning import ThreadPlan
 from cgroup_threads.precedence import settle
-from cgroup_threads.programs import find_option, recognise
+from cgroup_threads.programs import recognise
 from cgroup_threads.settings import Settings, read_settings
 
 CHILD_NAMES = {"NPROC", "N_THREADS", "N_THREADS_BATCH", "LLAMA_ARG_THREADS", "PYTHON_CPU_COUNT", "LOKY_MAX_CPU_COUNT"}
@@ -59,6 +58,7 @@ def launch(
         ("tini -g -- llama-server", "tini -g -- llama-server --threads 4 --threads-batch 4"),
         ("env -- llama-server", "env -- llama-server --threads 4 --threads-batch 4"),
         ("env LLAMA_ARG_THREADS=3 llama-server", "env LLAMA_ARG_THREADS=3 llama-server --threads-batch 3"),
+        ("env LLAMA_ARG_THREADS= llama-server", "env LLAMA_ARG_THREADS= llama-server --threads 4 --threads-batch 4"),
         ("llama-quantize a b", "llama-quantize a b"),
         ("my-llama-server", "my-llama-server"),
         ("python llama-server", "python llama-server"),
@@ -70,7 +70,9 @@ def launch(
          "/usr/bin/python3.13t -X dev -um llama_cpp.server --n_threads 4 --n_threads_batch 4"),
         ("pypy3 -mllama_cpp.server", "pypy3 -mllama_cpp.server --n_threads 4 --n_threads_batch 4"),
         ("python -m llama_cpp.server --n_threads=2",
-         "python -m llama_cpp.server --n_threads_batch 4 --n_threads=2"),
+         "python -m llama_cpp.server --n_threads_batch 2 --n_threads=2"),
+        ("python -m llama_cpp.server --n_threads 1", "python -m llama_cpp.server --n_threads_batch 4 --n_threads 1"),
+        ("python -m llama_cpp.server --n_threads 64", "python -m llama_cpp.server --n_threads_batch 4 --n_threads 64"),
         ("python -m llama_cpp.server --n_threads_b 2", "python -m llama_cpp.server --n_threads 4 --n_threads_b 2"),
         ("python -m llama_cpp.server --config_file c", "python -m llama_cpp.server --config_file c"),
         ("python -c llama_cpp.server -m llama_cpp.server", "python -c llama_cpp.server -m llama_cpp.server"),
@@ -106,7 +108,9 @@ def test_llamas_variables_count_as_given(before: dict[str, str], expected: str) 
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        ({"N_THREADS": "2"}, "--n_threads_batch 4"),
+        ({"N_THREADS": "2"}, "--n_threads_batch 2"),
+        ({"n_threads": "1"}, "--n_threads_batch 4"),
+        ({"N_THREADS": " "}, "--n_threads 4 --n_threads_batch 4"),
         ({"n_threads_batch": "2"}, "--n_threads 4"),
         ({"CONFIG_FILE": "x"}, ""),
         ({"N_THREADS": "2", MARKER: "1;-;-;N_THREADS=2"}, "--n_threads 4 --n_threads_batch 4"),
@@ -150,41 +154,6 @@ def test_generic_names_of_the_users_stay_and_a_parents_go() -> None:
     assert changes["OMP_NUM_THREADS"] == ("set", "4")
 
 
-@pytest.mark.parametrize(
-    ("command", "before", "workers", "source"),
-    [
-        ("gunicorn -w 2 app", {}, 2, "gunicorn --workers"),
-        ("gunicorn -w2 app", {}, 2, "gunicorn --workers"),
-        ("gunicorn --workers=2 -w 3 app", {}, 3, "gunicorn --workers"),
-        ("gunicorn app -- -w 3", {}, 1, "gunicorn's default"),
-        ("python -m gunicorn app", {"GUNICORN_CMD_ARGS": "--workers 2", "WEB_CONCURRENCY": "4"}, 2,
-         "GUNICORN_CMD_ARGS"),
-        ("gunicorn app", {"GUNICORN_CMD_ARGS": "--workers '2", "WEB_CONCURRENCY": "4"}, 4, "WEB_CONCURRENCY"),
-        ("env WEB_CONCURRENCY=2 gunicorn app", {"WEB_CONCURRENCY": "4"}, 2, "WEB_CONCURRENCY"),
-        ("gunicorn -w 1 app", {"WEB_CONCURRENCY": "4"}, 1, "gunicorn --workers"),
-        ("gunicorn -w many app", {}, 1, "gunicorn's default"),
-        ("python /venv/bin/gunicorn -w 2 app", {}, 2, "gunicorn --workers"),
-        ("uvicorn --workers 2 app", {}, 2, "uvicorn --workers"),
-        ("uvicorn -w 2 app", {}, 1, "uvicorn's default"),
-        ("python -m uvicorn app", {"WEB_CONCURRENCY": "2"}, 2, "WEB_CONCURRENCY"),
-        ("celery -A a worker -c 2", {}, 2, "celery --concurrency"),
-        ("celery -A a worker --concurrency=2 -P solo", {}, 1, "celery --pool solo"),
-        ("celery -A a worker --autoscale=3,1", {}, 3, "celery --autoscale"),
-        ("celery -A a worker", {}, 4, "celery starts one for each CPU it sees"),
-        ("celery -A a beat", {}, None, ""),
-        ("gunicorn -w 2 app", {WORKERS: "4"}, 4, WORKERS),
-        ("python app.py", {"WEB_CONCURRENCY": "2"}, 2, "WEB_CONCURRENCY"),
-        ("llama-server", {"WEB_CONCURRENCY": "2"}, 1, "it is one process"),
-        ("python app.py", {}, None, ""),
-    ],
-)  # fmt: skip
-def test_who_counts_the_workers(command: str, before: dict[str, str], workers: int | None, source: str) -> None:
-    words = command.split()
-    settings = read_settings(before)
-    assert choose_workers(recognise(words, before), None, settings, 4) == (workers, source)
-    assert choose_workers(recognise(words, before), 7, settings, 4) == (7, "--workers")
-
-
 def test_workers_divide() -> None:
     done = launch("gunicorn", "-w", "2", "app")
     assert (done.environment["OMP_NUM_THREADS"], done.environment["RAYON_NUM_THREADS"]) == ("2", "2")
@@ -208,6 +177,12 @@ def test_a_config_file_and_masks_are_said() -> None:
     assert "takes the variables away" in launch("env", "-i", "python", "app.py").notes[0]
 
 
+@pytest.mark.parametrize("wrapper", ["env -u LLAMA_ARG_THREADS", "env --unset=LLAMA_ARG_THREADS", "env -i"])
+def test_a_variable_that_env_takes_away_is_not_given(wrapper: str) -> None:
+    done = launch(*wrapper.split(), "llama-server", before={"LLAMA_ARG_THREADS": "2"})
+    assert done.command[-5:] == ("llama-server", "--threads", "4", "--threads-batch", "4")
+
+
 def test_the_users_values_are_kept_and_judged() -> None:
     before = {"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "500m", "NUMBA_NUM_THREADS": "1", "BLIS_NUM_THREADS": "2"}
     done = launch("python", before=before)
@@ -229,14 +204,6 @@ def test_other_variables_pass_as_they_are() -> None:
     before = {"A": "", "B": "a\n\udcff='", "": "x", "LC_CTYPE": "C"}
     done = launch("python", before=before)
     assert before.items() <= done.environment.items()
-
-
-def test_find_option() -> None:
-    assert find_option(["-w", "1", "-w"], "-w") == ""
-    assert find_option(["-w1"], "-w") is None
-    assert find_option(["-w=3"], "-w") == "3"
-    assert find_option(["-w3"], "-w", attached=True) == "3"
-    assert find_option([], "-w") is None
 
 
 HOSTILE = ("it's", "two\nlines", "\udcff\udcfea", "\N{SNOWMAN}", "\x1b[31m", "", "-n", '$HOME `x` \\ "')

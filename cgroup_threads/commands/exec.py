@@ -77,7 +77,7 @@ def prepare(command: list[str], workers: int | None) -> Launch:
     from ..state import process
 
     before = starting_environ()
-    program = recognise(command, process.user_environ())
+    program = recognise(command, process.user_environ(), os.path.isfile)
     count, source = choose_workers(program, workers, process.settings, planning.current_plan().usable)
     plan = planning.plan(workers=count)
     environment.apply(plan)  # in this process, which ends here: the child's environment is built from it

@@ -82,6 +82,10 @@ def run(options: argparse.Namespace) -> int:
     _show(options, found, together)
     if failed and not options.all:
         return EXIT_USAGE
+    if not found:  # a check that judged nothing has not passed
+        if not failed:
+            raise CgroupThreadsError("every process ended while it was watched")
+        return EXIT_USAGE
     problem = any(verdict.level == "problem" for verdict in (*(item.verdict for item in found), *together))
     return EXIT_PROBLEM if options.check and problem else 0
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from ..settings import parse_cores, parse_count
+from ..settings import parse_cores, parse_count, parse_seconds
 
 MAX_CALLERS: Final = 256
 RAW: Final = argparse.RawDescriptionHelpFormatter  # examples keep their lines
 
 
 def seconds(text: str) -> float:
-    number = 0.0 if text.strip() == "0" else parse_cores(text.strip().removesuffix("s"))
+    number = parse_seconds(text)  # not parse_cores: "2m" would be 2 ms to it, and 2 minutes to whoever types it
     if number is None or number > 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to 3600, such as 2, 0.5s or 500ms")
     return number
 
 

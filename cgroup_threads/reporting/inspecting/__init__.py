@@ -10,7 +10,8 @@ from ...errors import InvalidArgumentError
 from .reading import find_processes, watch
 from .records import InspectError, Sample, Verdict
 from .render import render, to_dict
-from .verdict import judge, judge_together
+from .together import judge_together
+from .verdict import judge
 
 __all__ = ["InspectError", "Inspection", "find_processes", "inspect_process", "inspect_processes", "judge_together"]
 

@@ -65,19 +65,25 @@ class Stacks:
     container takes it away.
     """
 
-    def __init__(self, pid: int, code: Sequence[Mapping], stacks: Sequence[Mapping]) -> None:
+    def __init__(self, pid: int, task: int, code: Sequence[Mapping], stacks: Sequence[Mapping]) -> None:
         self._pid = pid
         self._code = CodeMap(code)
         self._stacks = sorted(stacks)
         self._starts = [mapping.start for mapping in self._stacks]
         self.problem = ""
         self._memory = -1
+        self._open(task)  # to know beforehand whether it may be read
+        self.close()
+
+    def _open(self, task: int) -> None:
+        """Open the memory of the process, which a thread that has ended does not show."""
         try:
-            self._memory = os.open(f"/proc/{pid}/mem", _FLAGS)
+            self._memory = os.open(f"/proc/{self._pid}/task/{task}/mem", _FLAGS)
         except OSError as error:
             self.problem = _reason(error)
 
     def close(self) -> None:
+        """Give the descriptor back after a look: hundreds of processes may be under watch at once."""
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
@@ -94,6 +100,10 @@ class Stacks:
         found = parse_syscall(content.data)
         if found is None or not 0 < found[0] < _MAX_ADDRESS:
             return None
+        if self._memory < 0:
+            self._open(tid)
+            if self._memory < 0:
+                return None
         pointer, counter = found
         at = bisect_right(self._starts, pointer) - 1
         known = at >= 0 and pointer < self._stacks[at].end

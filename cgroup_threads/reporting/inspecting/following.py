@@ -9,12 +9,13 @@ from typing import Final
 from ...detection.affinity import find_binding
 from ...detection.cpulist import parse_cpulist
 from ...detection.throttling import Throttling, read_throttling, throttling_between
+from ...settings import read_settings
 from ...variables import VARIABLES
 from ..counters import binding_level
 from .access import GONE, LARGE, MEDIUM, Stacks, read_bytes
-from .limits import read_limits_of
+from .limits import GUESSES, read_limits_of
 from .owners import find_libraries, find_owner
-from .records import Sample, Thread
+from .records import Child, Sample, Thread
 from .tasks import TaskStat, TaskStatus, parse_environ, parse_maps, parse_stat, parse_status, printable
 
 MAX_THREADS: Final = 4096  # followed of one process
@@ -26,7 +27,8 @@ _SPREAD: Final = 2654435761  # Knuth's multiplier: a fixed choice of threads, sp
 _NAMES: Final = (
     *(variable.name for variable in VARIABLES),
     "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_WAIT_POLICY",
-    "OMP_DYNAMIC", "MKL_DYNAMIC", "CGROUP_THREADS_CORES", "CGROUP_THREADS_AUTO", "WEB_CONCURRENCY",
+    "OMP_DYNAMIC", "MKL_DYNAMIC", "CGROUP_THREADS_CORES", "CGROUP_THREADS_ROUNDING", "CGROUP_THREADS_AUTO",
+    "WEB_CONCURRENCY",
 )  # fmt: skip  # a list
 
 
@@ -43,34 +45,45 @@ class _Followed:
         self.owner: str | None = None
 
 
+def find_living_task(pid: int) -> int:
+    """The first thread of a process, or another if that has ended: its files show nothing of the process then."""
+    try:
+        tids = [pid, *(int(name) for name in os.listdir(f"/proc/{pid}/task") if name.isdigit())]
+    except OSError:  # it has ended
+        return pid
+    for tid in tids:
+        stat = parse_stat(read_bytes(f"/proc/{pid}/task/{tid}/stat").data)
+        if stat is not None and stat.state not in "ZX":
+            return tid
+    return pid
+
+
 class Target:
     """A process under watch. ``look`` is called again and again, ``finish`` once."""
 
     def __init__(self, pid: int, stat: TaskStat) -> None:
         self.pid = pid
         self.stat = stat
+        self._task = find_living_task(pid)
         self._unread: dict[str, str] = {}
         self.environ = parse_environ(self._read("environ", "its variables", _MAX_ENVIRON))
         code, stacks, paths = parse_maps(self._read("maps", "its libraries", LARGE))
         self._libraries = find_libraries(paths)
-        self._stacks = Stacks(pid, code, stacks)
+        self._stacks = Stacks(pid, self._task, code, stacks)
         self._threads: dict[int, _Followed] = {}
         self._alive: list[int] = []
-        self._total = self._most = 0
-        self._looks = 0
+        self._total = self._looks = 0
+        self._chosen = False
         self._runnable = 0.0
         self._began = self._ended = 0.0
         self._began_tick = 0
         self._first = self._last = stat
         self._before: Throttling | None = None
-        level = binding_level(read_limits_of(pid, stat.parent, self.environ, ()).levels)
+        level = binding_level(read_limits_of(pid, stat.parent, self.environ, (), self._task).levels)
         self._directory = level.path if level is not None else ""
 
-    def close(self) -> None:
-        self._stacks.close()
-
     def _read(self, name: str, what: str, limit: int) -> bytes:
-        content = read_bytes(f"/proc/{self.pid}/{name}", limit)
+        content = read_bytes(f"/proc/{self.pid}/task/{self._task}/{name}", limit)
         if content.problem and content.problem != GONE:
             self._unread[what] = f"{what} (/proc/{self.pid}/{name}: {content.problem})"
         return content.data
@@ -82,7 +95,6 @@ class Target:
         except OSError:  # it has ended
             return
         self._total = len(tids)
-        self._most = max(self._most, len(tids))
         step = -(-len(tids) // MAX_THREADS)
         if step > 1:
             tids = [tid for tid in tids if tid == self.pid or (tid * _SPREAD >> 12) % step == 0]
@@ -104,6 +116,10 @@ class Target:
                 details += 1
                 thread.tries += 1
                 thread.owner = self._stacks.owner_of(tid)
+        self._stacks.close()
+        self._chosen = step > 1
+        if not self._chosen:
+            self._total = len(alive)  # a first thread that has ended stays until the process ends
         now = parse_stat(read_bytes(f"/proc/{self.pid}/stat").data)
         if now is not None:
             self._last = now
@@ -113,7 +129,7 @@ class Target:
             self._began_tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
             self._before = read_throttling(self._directory) if self._directory else None
         self._looks += 1
-        self._runnable += self._scale(runnable, len(alive)) if step > 1 else runnable
+        self._runnable += self._scale(runnable, len(alive)) if self._chosen else runnable
         self._alive = alive
 
     def _scale(self, runnable: int, followed: int) -> float:
@@ -138,8 +154,8 @@ class Target:
     def _status(self, tid: int) -> TaskStatus:
         return parse_status(read_bytes(f"/proc/{self.pid}/task/{tid}/status", MEDIUM).data)
 
-    def finish(self) -> Sample:
-        """What was seen, after the last look."""
+    def finish(self, children: tuple[Child, ...] = ()) -> Sample:
+        """What was seen, after the last look; ``children`` are busy processes below it."""
         seconds = max(self._ended - self._began, 1e-3)
         tick = os.sysconf("SC_CLK_TCK") * seconds
         masks: dict[str, frozenset[int] | None] = {}
@@ -165,13 +181,16 @@ class Target:
             )
         if self._stacks.problem and self._stacks.problem != GONE:
             self._unread["stacks"] = f"its stacks, so owners are told from names alone ({self._stacks.problem})"
-        if len(threads) < self._total:
+        if self._chosen and len(threads) < self._total:
             self._unread["threads"] = f"{self._total - len(threads)} of {self._total} threads (a choice is followed)"
-        limits = read_limits_of(self.pid, self._last.parent, self.environ, [m for m in masks.values() if m])
+        if self._alive and self._task not in self._alive:
+            self._task = self._alive[0]
+        known = [mask for mask in masks.values() if mask]
+        limits = read_limits_of(self.pid, self._last.parent, self.environ, known, self._task)
         if limits.status == "unknown":
             why = next((n.message for n in limits.notices if n.code.startswith("cgroup")), "no reason known")
-            self._unread["quota"] = f"its quota ({why})"
-        command = read_bytes(f"/proc/{self.pid}/cmdline").data.rstrip(b"\0").replace(b"\0", b" ")
+            self._unread["quota"] = f"its quota ({printable(why.encode('utf-8', 'backslashreplace'))})"
+        command = read_bytes(f"/proc/{self.pid}/task/{self._task}/cmdline").data.rstrip(b"\0").replace(b"\0", b" ")
         return Sample(
             pid=self.pid,
             name=self._last.name,
@@ -187,7 +206,10 @@ class Target:
             variables=tuple((name, self.environ[name]) for name in _NAMES if name in self.environ),
             libraries=self._libraries,
             binding=find_binding(self.environ),
+            rounding=read_settings(self.environ).rounding,
+            guessed=limits.affinity_source if limits.affinity_source in GUESSES else "",
             throttling=throttling_between(self._before, read_throttling(self._directory) if self._directory else None),
             group=self._directory,
+            children=children,
             unread=tuple(self._unread.values()),
         )

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from ...detection.affinity import find_binding
 from ...detection.probe import conclude, observe
 from ...detection.records import CpuLimits, Observation
 from ...settings import parse_cores
 
+PARENT: Final = "its parent"
+CPUSET: Final = "its cpuset"
+ONLINE: Final = "online CPUs"
+GUESSES: Final = (PARENT, CPUSET, ONLINE)  # sources of a mask that tell what it may have been
 
-def read_limits_of(pid: int, parent: int, environ: Mapping[str, str], masks: Collection[frozenset[int]]) -> CpuLimits:
-    """The limits of process ``pid``, whose threads have ``masks``. Never raises.
+
+def read_limits_of(
+    pid: int, parent: int, environ: Mapping[str, str], masks: Collection[frozenset[int]], task: int | None = None
+) -> CpuLimits:
+    """The limits of process ``pid``, whose threads have ``masks``; ``task`` is one that lives. Never raises.
+
+    The setting CGROUP_THREADS_CORES counts as the process was started with it, in ``environ``; ours does not.
 
     The kernel writes /proc/PID/cgroup for its reader: the paths are those of our cgroup namespace, and go with our own
     mounts. A group outside of what we see starts with ``/..`` or is covered by no mount: then the status is "unknown".
     """
-    seen = observe("/", None, environ, pid=str(pid))
+    task = pid if task is None else task
+    seen = observe("/", None, environ, pid=str(task))
     seen = seen._replace(
         notices=tuple(
             notice._replace(message=notice.message.replace("/proc/self/cgroup", f"/proc/{pid}/cgroup"))
@@ -40,9 +51,9 @@ def _widen(
         outer = seen.cpuset or seen.topology.online
         inherited = _mask_of(parent)
         if inherited > union:
-            union, source = inherited & (outer or inherited) | union, "its parent"
+            union, source = inherited & (outer or inherited) | union, PARENT
         elif outer and outer > union:
-            union, source = outer, "its cpuset" if seen.cpuset else "online CPUs"
+            union, source = outer, CPUSET if seen.cpuset else ONLINE
     return seen._replace(affinity=union, affinity_source=source)
 
 

@@ -22,7 +22,7 @@ LLAMA_KINDS: Final = ("llama", "ggml")
 
 # Beginnings of file names. Wheels add a hash ("libgomp-a34b3233.so.1.0.0"), and libompl is no OpenMP.
 _KINDS: Final = (
-    (re.compile(r"libgomp[-.]"), "libgomp"),
+    (re.compile(r"libgomp(?!-plugin)[-.]"), "libgomp"),
     (re.compile(r"libomp5?[-.]"), "libomp"),
     (re.compile(r"libiomp5?[-.]"), "libiomp5"),
     (re.compile(r"lib(scipy_)?openblas"), "openblas"),
@@ -48,7 +48,7 @@ _STACKS: Final = (
     ("tbb", "TBB"),
     ("torch", "torch"),
 )
-_PYTHON_FILE: Final = re.compile(r"(libpython3|python3?)[\d.]*(\.so[\d.]*)?$")
+_PYTHON_FILE: Final = re.compile(r"(libpython3|python3?)[\d.]*t?d?(\.so[\d.]*)?$")  # t: free-threaded, d: debug
 # Names that programs give their threads (at most 15 bytes are kept).
 _NAMES: Final = (
     (re.compile(r"(ThreadPoolExecu|Thread-\d|AnyIO worker|asyncio_\d|QueueFeederThr|QueueManagerThr|Dummy-)"), PYTHON),

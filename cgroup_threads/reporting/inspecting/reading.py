@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .access import GONE, MEDIUM, SMALL, read_bytes
-from .following import Target
+from .children import busy_children, take_census
+from .following import Target, find_living_task
 from .owners import find_kind, runs_python
-from .records import InspectError, Sample
+from .records import Child, InspectError, Sample
 from .tasks import TaskStat, parse_maps, parse_stat, parse_status, printable
 
 PAUSE: Final = 0.05  # seconds between two looks
@@ -27,20 +28,21 @@ _PROGRAMS: Final = ("llama-", "python")
 def watch(pids: Sequence[int], seconds: float) -> list[Sample | InspectError]:
     """Watch all of ``pids`` over the same interval."""
     items: list[Target | InspectError] = []
-    try:
-        for pid in pids:
-            try:
-                items.append(Target(pid, check_process(pid)))
-            except InspectError as error:
-                items.append(error)
-        targets = [item for item in items if isinstance(item, Target)]
-        if targets:
-            _look_on(targets, seconds)
-        return [item if isinstance(item, InspectError) else _finish(item) for item in items]
-    finally:
-        for item in items:
-            if isinstance(item, Target):
-                item.close()
+    for pid in pids:
+        try:
+            items.append(Target(pid, check_process(pid)))
+        except InspectError as error:
+            items.append(error)
+    targets = [item for item in items if isinstance(item, Target)]
+    before, began = take_census(), time.monotonic()
+    if targets:
+        _look_on(targets, seconds)
+    after = take_census()
+    ticks = max(time.monotonic() - began, 1e-3) * os.sysconf("SC_CLK_TCK")
+    return [
+        item if isinstance(item, InspectError) else _finish(item, busy_children(item.pid, before, after, ticks))
+        for item in items
+    ]
 
 
 def _look_on(targets: Sequence[Target], seconds: float) -> None:
@@ -60,7 +62,7 @@ def _look_on(targets: Sequence[Target], seconds: float) -> None:
             return
 
 
-def _finish(target: Target) -> Sample | InspectError:
+def _finish(target: Target, children: tuple[Child, ...]) -> Sample | InspectError:
     try:
         again = check_process(target.pid)
         if again.start != target.stat.start:
@@ -70,7 +72,7 @@ def _finish(target: Target) -> Sample | InspectError:
         if error.reason != "gone":
             return error
         return InspectError(target.pid, "gone", f"process {target.pid} ended while it was watched")
-    return target.finish()
+    return target.finish(children)
 
 
 def check_process(pid: int) -> TaskStat:
@@ -86,7 +88,7 @@ def check_process(pid: int) -> TaskStat:
     status = parse_status(read_bytes(f"/proc/{pid}/status", MEDIUM).data)
     if status.group not in (None, pid):
         raise InspectError(pid, "thread", f"{pid} is a thread of process {status.group}: inspect that")
-    if stat.state in "ZX" and _count_tasks(pid) <= 1:  # a process may outlive its first thread
+    if stat.state in "ZX" and not _outlives(pid):
         raise InspectError(pid, "gone", f"process {pid} ({stat.name}) has exited; its parent has not collected it yet")
     readable = not _denied(pid)
     if not readable and status.uid not in (None, os.geteuid()):
@@ -97,15 +99,14 @@ def check_process(pid: int) -> TaskStat:
     return stat
 
 
-def _count_tasks(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
+def _outlives(pid: int) -> bool:
+    """Whether other threads live on after the first has ended."""
+    return find_living_task(pid) != pid
 
 
 def _denied(pid: int) -> bool:
-    return read_bytes(f"/proc/{pid}/environ").problem not in ("", GONE, f"cut at {SMALL} bytes")
+    environ = read_bytes(f"/proc/{pid}/task/{find_living_task(pid)}/environ")
+    return environ.problem not in ("", GONE, f"cut at {SMALL} bytes")
 
 
 def _explain_missing(pid: int, problem: str) -> InspectError:
@@ -139,11 +140,11 @@ def find_processes() -> tuple[list[int], int]:
     namespace = _namespace("self")
     for pid in _list_processes():
         stat = parse_stat(read_bytes(f"/proc/{pid}/stat").data)
-        if stat is None or stat.kernel or stat.state in "ZX" or pid == os.getpid():
+        if stat is None or stat.kernel or pid == os.getpid() or (stat.state in "ZX" and not _outlives(pid)):
             continue
         if namespace and _namespace(str(pid)) not in ("", namespace):
             continue
-        maps = read_bytes(f"/proc/{pid}/maps", _MAX_MAPS)
+        maps = read_bytes(f"/proc/{pid}/task/{find_living_task(pid)}/maps", _MAX_MAPS)
         if not maps.data:
             unread += maps.problem not in ("", GONE)
             continue

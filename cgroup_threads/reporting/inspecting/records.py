@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ...detection.records import CpuLimits
 from ...detection.throttling import Throttling
 from ...errors import CgroupThreadsError
+from ...settings import Rounding
 
 Level = Literal["ok", "warning", "problem"]
+
+BUSY: Final = 0.05  # cores, or half the share of looks: less is a thread that sleeps
 
 
 class InspectError(CgroupThreadsError):
@@ -46,6 +49,14 @@ class Thread(NamedTuple):
     wchan: str = ""
 
 
+class Child(NamedTuple):
+    """A process that the one under watch has started, itself or through others; ``cpu`` are cores it kept busy."""
+
+    pid: int
+    name: str
+    cpu: float
+
+
 class Sample(NamedTuple):
     """All that was read of one process. Nothing in it changes afterwards.
 
@@ -53,7 +64,8 @@ class Sample(NamedTuple):
     can be told. ``seconds`` is the interval, ``looks`` how often thread states were read in it. ``cpu`` are the cores
     kept busy, ``runnable`` the threads runnable on average; ``total`` counts threads, of which ``threads`` were
     followed. ``variables`` are thread variables as the process was started with them, ``binding`` the one that pins
-    threads. ``unread`` says in words what could not be read.
+    threads, ``rounding`` what it makes of a fractional quota. ``guessed`` says where the mask comes from if that is a
+    guess. ``children`` are the busy processes below it. ``unread`` says in words what could not be read.
     """
 
     pid: int
@@ -70,14 +82,22 @@ class Sample(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
     libraries: tuple[Library, ...] = ()
     binding: str | None = None
+    rounding: Rounding = "floor"
+    guessed: str = ""
     throttling: Throttling | None = None
     group: str = ""
+    children: tuple[Child, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
     def usable(self) -> int:
         """Cores the process may keep busy."""
-        return self.limits.usable()
+        return self.limits.usable(self.rounding)
+
+    @property
+    def busy(self) -> list[Thread]:
+        """Threads that used a CPU, or waited for one, in more than a moment of the interval."""
+        return [thread for thread in self.threads if thread.cpu >= BUSY or thread.runnable >= 2 * BUSY]
 
     @property
     def factor(self) -> float:

@@ -9,7 +9,6 @@ from typing import Any, Final
 from ...detection.cpulist import format_cpulist
 from ...notices import shown
 from .records import Sample, Verdict
-from .verdict import busy_threads
 
 SCHEMA: Final = 1  # raised when a key changes its meaning or goes away; new keys do not raise it
 WIDTH: Final = 100
@@ -29,7 +28,7 @@ def render(sample: Sample, verdict: Verdict) -> str:
         ("load", f"{sample.cpu:.2f} cores busy, {sample.runnable:.1f} threads runnable ({sample.factor:.3g} a core)"),
         ("switches", f"{sample.voluntary:.0f} voluntary, {sample.involuntary:.0f} involuntary a second"),
         ("throttled", stopped),
-        ("threads", f"{sample.total}: {_owners(sample)}; {len(busy_threads(sample))} busy"),
+        ("threads", f"{sample.total}: {_owners(sample)}; {len(sample.busy)} busy"),
         ("asked", ", ".join(f"{name}={shown(text)[1:-1]}" for name, text in sample.variables) or "no thread variable"),
         ("libraries", _libraries(sample)),
         ("not read", "; ".join(sample.unread)),
@@ -48,12 +47,14 @@ def _interval(sample: Sample) -> str:
 
 def _cores(sample: Sample) -> str:
     limits = sample.limits
+    rounded = f" (CGROUP_THREADS_ROUNDING={sample.rounding})" if sample.rounding != "floor" else ""
     quota = {
-        "limited": f"quota {limits.quota:g}" if limits.quota is not None else "",
+        "limited": f"quota {limits.quota:g}{rounded}" if limits.quota is not None else "",
         "unlimited": "no quota",
         "unknown": "quota unknown, so it may be less",
     }[limits.status]
-    cpus = f"CPUs {format_cpulist(limits.affinity)} ({limits.affinity_source})"
+    source = f"guessed from {sample.guessed}" if sample.guessed else limits.affinity_source
+    cpus = f"CPUs {format_cpulist(limits.affinity)} ({source})"
     return f"{sample.usable}, bound by {limits.bound_by}: {quota}, {cpus}"
 
 
@@ -89,9 +90,11 @@ def to_dict(sample: Sample, verdict: Verdict) -> dict[str, Any]:
         "usable_cores": sample.usable,
         "bound_by": limits.bound_by,
         "quota": limits.quota,
+        "rounding": sample.rounding,
         "status": limits.status,
         "affinity": format_cpulist(limits.affinity),
         "affinity_source": limits.affinity_source,
+        "affinity_guessed": bool(sample.guessed),
         "cpuset": None if limits.cpuset is None else format_cpulist(limits.cpuset),
         "cores_busy": round(sample.cpu, 3),
         "runnable": round(sample.runnable, 2),
@@ -115,5 +118,6 @@ def to_dict(sample: Sample, verdict: Verdict) -> dict[str, Any]:
             }
             for thread in busiest[:MAX_THREADS]
         ],
+        "children": [{**child._asdict(), "cpu": round(child.cpu, 3)} for child in sample.children[:MAX_THREADS]],
         "unread": list(sample.unread),
     }

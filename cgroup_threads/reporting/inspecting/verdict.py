@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ...detection.cpulist import format_cpulist
-from ...variables import BY_NAME, OMP
-from ...variables import judge as judge_variable
-from .owners import LLAMA_KINDS, OPENMP_KINDS, PYTHON
+from ...notices import shown
+from .mending import asked_too_much, has, mend_counts, waits_busily
+from .owners import OPENMP_KINDS
 from .records import Level, Sample, Thread, Verdict
 
 OVERSUBSCRIBED: Final = 2.0  # runnable threads a core
@@ -21,8 +21,9 @@ CROWDED: Final = 1.5
 THROTTLED_PROBLEM: Final = 0.25  # share of quota periods
 THROTTLED_WARNING: Final = 0.1
 MIN_PERIODS: Final = 10
-BUSY: Final = 0.05  # cores, or share of looks: less is a thread that sleeps
 IDLE_CPU: Final = 0.1  # cores
+IDLE_CHILDREN: Final = 0.2  # cores of all child processes
+_MAX_CHILDREN: Final = 4  # named
 CONFINED: Final = 0.8  # share of the threads bound to one and the same CPU
 SPIN_SWITCHES: Final = 100  # preemptions a second and core: a healthy thread sees a few
 _BINDINGS: Final = "OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY and KMP_AFFINITY"
@@ -35,31 +36,15 @@ def judge(sample: Sample) -> Verdict:
     found = (
         _judge_stopped(sample)
         or _judge_binding(sample)
-        or _judge_oversubscription(sample)
+        or judge_oversubscription(sample)
         or _judge_throttling(sample)
         or _judge_health(sample)
     )
     return found._replace(notes=notes)
 
 
-def busy_threads(sample: Sample) -> list[Thread]:
-    """Threads that used a CPU, or waited for one, in more than a moment of the interval."""
-    return [thread for thread in sample.threads if thread.cpu >= BUSY or thread.runnable >= 2 * BUSY]
-
-
 def count_cores(number: int) -> str:
     return "1 usable core" if number == 1 else f"{number} usable cores"
-
-
-def asked_too_much(sample: Sample) -> list[tuple[str, str]]:
-    """Thread variables whose count is above the usable cores, or that no library can read."""
-    found = []
-    for name, text in sample.variables:
-        if name in BY_NAME and BY_NAME[name].kind in ("threads", "pool", "cores"):
-            verdict = judge_variable(name, text, sample.usable)
-            if verdict.state in ("harmful", "malformed"):
-                found.append((name, verdict.text))
-    return found
 
 
 def _judge_stopped(sample: Sample) -> Verdict | None:
@@ -80,7 +65,7 @@ def find_confined(threads: Sequence[Thread]) -> tuple[int, int] | None:
 
 def _judge_binding(sample: Sample) -> Verdict | None:
     """Threads that share one CPU where the process has more."""
-    busy = busy_threads(sample)
+    busy = sample.busy
     threads = busy if len(busy) >= 2 else sample.threads
     confined = find_confined(threads)
     if confined is None:
@@ -91,14 +76,17 @@ def _judge_binding(sample: Sample) -> Verdict | None:
     if sample.usable >= 2:
         if sample.binding is not None:
             value = next((text for name, text in sample.variables if name == sample.binding), "")
-            cause = f"{sample.binding}={value}" if value else sample.binding
+            cause = f"{sample.binding}={shown(value)[1:-1]}" if value else sample.binding
             fix = f"start it without {sample.binding} (new threads inherit the mask it gives the first one)"
+            if sample.guessed:
+                cause += f", or taskset: the other CPUs are guessed from {sample.guessed}"
+                fix += "; if taskset or a parent narrowed it on purpose, all is well"
         else:
             cause = f"{_BINDINGS} are not among the variables it was started with"
             fix = "look for a binding set in its code (OMP_PROC_BIND, sched_setaffinity), and remove it"
         return Verdict("one-cpu", "problem", f"{start}, of {count_cores(sample.usable)} ({cause})", fix)
     outer = sample.limits.cpuset or sample.limits.topology.online
-    if len(outer) < 2 or len(sample.limits.affinity) > 1 or not _has(sample, OPENMP_KINDS):
+    if len(outer) < 2 or len(sample.limits.affinity) > 1 or not has(sample, OPENMP_KINDS):
         return None
     if sample.limits.quota is not None and sample.limits.quota < 2:  # one CPU is what it may use anyway
         return None
@@ -107,7 +95,8 @@ def _judge_binding(sample: Sample) -> Verdict | None:
     return Verdict("one-cpu", level, f"{start}, its cpuset has {len(outer)} (CPUs {format_cpulist(outer)})", fix)
 
 
-def _judge_oversubscription(sample: Sample) -> Verdict | None:
+def judge_oversubscription(sample: Sample) -> Verdict | None:
+    """More runnable threads than the process has cores."""
     usable, runnable = sample.usable, sample.runnable
     if sample.factor < CROWDED or runnable < usable + 0.75:
         return None
@@ -118,35 +107,7 @@ def _judge_oversubscription(sample: Sample) -> Verdict | None:
     message = f"{word}: {runnable:.0f} runnable threads on {count_cores(usable)} ({sample.factor:.3g}x)"
     if share >= THROTTLED_WARNING:
         message += f", throttled in {100 * share:.0f} % of periods"
-    return Verdict(code, level, message, _mend_counts(sample))
-
-
-def _mend_counts(sample: Sample) -> str:
-    """What lowers the number of runnable threads, from what is mapped and was asked."""
-    usable = sample.usable
-    fixes = []
-    asked = asked_too_much(sample)
-    if asked:
-        names = " ".join(f"{name}={usable}" for name, _ in asked[:3])
-        fixes.append(f"set {names} (now {', '.join(text for _, text in asked[:3])})")
-    if _has(sample, LLAMA_KINDS):
-        fixes.append(
-            f"pass both n_threads={usable} and n_threads_batch={usable} to llama.cpp (left out, the second is every "
-            "CPU of the host, and no variable lowers it)"
-        )
-    if _has(sample, ("onnxruntime",)) and not asked:
-        fixes.append(f"set SessionOptions.intra_op_num_threads={usable}")
-    python = sum(thread.owner == PYTHON for thread in sample.threads)
-    pools = _has(sample, (*OPENMP_KINDS, "openblas", "mkl"))
-    if pools and python > 1:
-        fixes.append(
-            f"at least {python} Python threads have a team each: wrap calls in `with cgroup_threads.limit_threads():`"
-        )
-    elif pools and not fixes:
-        fixes.append(f"set {OMP}={usable}, or `import cgroup_threads` before all else")
-    if not fixes:
-        fixes.append(f"run at most {usable} workers or threads at once")
-    return "; ".join(fixes)
+    return Verdict(code, level, message, mend_counts(sample))
 
 
 def _judge_throttling(sample: Sample) -> Verdict | None:
@@ -168,10 +129,21 @@ def _judge_health(sample: Sample) -> Verdict:
     sure = "" if sample.limits.status != "unknown" else ", as far as limits could be read"
     threads = "1 thread" if sample.total == 1 else f"{sample.total} threads"
     if sample.cpu < IDLE_CPU and sample.runnable < 0.5:
-        message = f"idle: {threads}, {sample.cpu:.2f} cores busy{sure}; nothing to mend"
-        return Verdict("idle", "ok", message)
+        message = f"idle: {threads}, {sample.cpu:.2f} cores busy{sure}; "
+        return Verdict("idle", "ok", message + (_point_to_children(sample) or "nothing to mend"))
     message = f"healthy: {sample.runnable:.1f} runnable threads on {count_cores(sample.usable)}"
     return Verdict("healthy", "ok", f"{message}, {sample.cpu:.1f} cores busy{sure}; nothing to mend")
+
+
+def _point_to_children(sample: Sample) -> str:
+    busy = sum(child.cpu for child in sample.children)
+    if busy < IDLE_CHILDREN:
+        return ""
+    pids = " ".join(str(child.pid) for child in sample.children[:_MAX_CHILDREN])
+    count = len(sample.children)
+    who, they = ("the process", "it") if count == 1 else (f"the {count} processes", "them")
+    more = " ..." if count > _MAX_CHILDREN else ""
+    return f"{who} below it kept {busy:.1f} cores busy: inspect {they} ({pids}{more})"
 
 
 def _notes(sample: Sample) -> Iterable[str]:
@@ -184,42 +156,15 @@ def _notes(sample: Sample) -> Iterable[str]:
         yield f"{len(kinds)} different OpenMP runtimes are mapped ({', '.join(kinds)}): each keeps threads of its own"
     elif len(runtimes) > 1:
         yield f"{len(runtimes)} copies of {kinds[0]} are mapped: each keeps threads of its own"
-    busy, preempted = len(busy_threads(sample)), sample.involuntary
+    busy, preempted = len(sample.busy), sample.involuntary
     if busy >= OVERSUBSCRIBED * sample.usable and preempted > max(
         SPIN_SWITCHES * max(1.0, sample.cpu), 3 * sample.voluntary
     ):
-        yield f"{busy} threads hold on to CPUs and are preempted {preempted:.0f} times a second: they spin at barriers"
+        why = "they spin at barriers" if waits_busily(sample) else "they never sleep"
+        yield f"{busy} threads hold on to CPUs and are preempted {preempted:.0f} times a second: {why}"
     share = sample.throttling.share if sample.throttling is not None else 0.0
     if sample.runnable >= 0.8 and sample.cpu < 0.5 * min(sample.runnable, sample.usable) and share < THROTTLED_WARNING:
         could = min(sample.runnable, sample.usable)
         yield f"it got {sample.cpu:.1f} of {could:.1f} cores it could have used: other processes have the CPUs (--all)"
     if sample.binding is not None:
         yield f"{sample.binding} binds threads to CPUs: threads and children started later inherit the first one's"
-
-
-def _has(sample: Sample, kinds: Iterable[str]) -> bool:
-    wanted = frozenset(kinds)
-    return any(library.kind in wanted for library in sample.libraries)
-
-
-def judge_together(samples: Sequence[Sample]) -> list[Verdict]:
-    """Verdicts on processes that share cores: each may be fine, and all of them too much."""
-    shared: dict[tuple[str, frozenset[int]], list[Sample]] = {}
-    for sample in samples:
-        place = sample.group if sample.limits.quota is not None else ""
-        shared.setdefault((place, sample.limits.affinity), []).append(sample)
-    found = []
-    for members in shared.values():
-        active = [sample for sample in members if sample.runnable >= 0.5]
-        usable = max(sample.usable for sample in members)
-        runnable = sum(sample.runnable for sample in active)
-        if len(active) < 2 or runnable < OVERSUBSCRIBED * usable or runnable < usable + 1.5:
-            continue
-        message = f"oversubscribed together: {runnable:.0f} runnable threads of {len(active)} processes"
-        message += f" on {count_cores(usable)} ({runnable / usable:.3g}x)"
-        each = max(1, usable // len(active))
-        fix = (
-            f"{each} thread{'s' if each > 1 else ''} a process (CGROUP_THREADS_WORKERS={len(active)}), or fewer workers"
-        )
-        found.append(Verdict("oversubscribed-together", "problem", message, fix))
-    return found
