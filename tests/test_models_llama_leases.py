@@ -26,6 +26,11 @@ def watch(name):
         return function(ctx, batch)
     setattr(native, name, watched)
 watch("llama_decode"); watch("llama_encode")
+def waiting():
+    deadline = time.monotonic() + 30
+    while not ct.statistics().waiting and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return ct.statistics().waiting
 def leases(work):
     calls.clear()
     before = ct.statistics().granted
@@ -276,14 +281,103 @@ llm = ct.create_llama(PATH, **COMMON)
 with Held(2):
     thread = threading.Thread(target=llm.embed, args=("hello",))
     thread.start()
-    deadline = time.monotonic() + 30
-    while not ct.statistics().waiting and time.monotonic() < deadline:
-        time.sleep(0.001)
-    waiting = [ct.statistics().waiting, len(calls)]
+    found = [waiting(), len(calls)]
 thread.join(60)
-show(waiting, len(calls))
+show(found, len(calls))
 """
     assert script(body, CGROUP_THREADS_PATIENCE="30") == [[1, 0], 1]
+
+
+def test_a_model_closed_while_a_call_waits() -> None:
+    """The context's memory is gone by the time the call has its cores."""
+    body = """
+llm = ct.create_llama(PATH, **COMMON)
+llm.embed("hello")
+found = []
+def embed():
+    try:
+        llm.embed("hello")
+    except RuntimeError as error:
+        found.append(str(error))
+with Held(2):
+    thread = threading.Thread(target=embed)
+    thread.start()
+    found.append(waiting())
+    llm.close()
+thread.join(60)
+show(found, len(calls), ct.statistics().active)
+"""
+    text = "the model was closed while this call waited for cores"
+    assert script(body, CGROUP_THREADS_PATIENCE="30") == [[1, text], 1, 0]
+
+
+def test_a_model_released_while_a_call_waits() -> None:
+    body = """
+llm = govern(llama_cpp.Llama(PATH, n_threads=2, n_threads_batch=2, **COMMON))
+with Held(1):
+    llm.embed("hello")
+    found = [live(llm)]
+    with Held(1):
+        thread = threading.Thread(target=llm.embed, args=("hello",))
+        thread.start()
+        found.append(waiting())
+        release(llm)
+    thread.join(60)
+show(found, live(llm), calls[-1][1:3], vars(llm._ctx).keys() & {"decode", "encode"} == set())
+"""
+    assert script(body, CGROUP_THREADS_PATIENCE="30") == [[[1, 1], 1], [2, 2], [2, 2], True]
+
+
+@pytest.mark.parametrize("around", ["block", "nothing", "thread"])
+def test_a_model_with_more_threads_than_cores_grows_again(around: str) -> None:
+    """Its own count is out of reach: it grows to what a lease can have there."""
+    body = """
+import contextlib, warnings
+from concurrent.futures import ThreadPoolExecutor
+warnings.simplefilter("ignore", ct.CgroupThreadsWarning)
+llm = ct.create_llama(PATH, n_threads=8, n_threads_batch=8, **COMMON)
+def embed(cores=3):
+    with ct.limit_threads(cores) if AROUND == "block" else contextlib.nullcontext():
+        llm.embed("hello")
+    return calls[-1][1]
+def run(work):
+    if AROUND != "thread":
+        return work()
+    with ThreadPoolExecutor(1, initializer=ct.initializer, initargs=(3,)) as pool:
+        return pool.submit(work).result(60)
+def grow():
+    for tokens in range(100):  # the demand's mean comes down
+        if embed() == 3:
+            break
+    return calls[-1][1]
+llm._ctx.set_n_threads(2, 2)
+show(run(grow), live(llm))
+"""
+    cores = "3" if around == "nothing" else "5"
+    found = script(f"AROUND = {around!r}\n" + body, CGROUP_THREADS_CORES=cores)
+    assert found == [3, [3, 3]]
+
+
+def test_a_model_of_our_counts_follows_a_budget_that_grows() -> None:
+    """A count that the user gave is the most it gets."""
+    body = """
+llm, hooked = ct.create_llama(PATH, **COMMON), govern(llama_cpp.Llama(PATH, **COMMON))
+given, later = ct.create_llama(PATH, n_threads_batch=1, **COMMON), ct.create_llama(PATH, **COMMON)
+later.n_threads_batch = 2
+models = llm, hooked, given, later
+def threads():
+    for model in models:
+        model.embed("hello")
+    return [call[1] for call in calls[-4:]]
+found = [threads()]
+ct.configure(cores=4)
+found.append(threads())
+for model in models:
+    release(model)
+show(found, [live(model) for model in models])
+"""
+    found = script(body, CGROUP_THREADS_CORES="1")
+    assert found == [[[1, 1, 1, 1], [4, 4, 1, 2]], [[1, 1], [1, 1], [1, 1], [1, 2]]]
 
 
 def test_a_limit_around_is_used_and_not_added_to() -> None:

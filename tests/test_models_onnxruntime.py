@@ -164,6 +164,20 @@ show(failed, [now.active, now.leased], gone() is None)
     assert (left, gone) == ([0, 0], True)
 
 
+def test_a_bound_run_holds_its_session() -> None:
+    script = """
+class Own(onnxruntime.InferenceSession):
+    def run(self, *args, **kwargs): return super().run(*args, **kwargs)
+one_line = granted(lambda: create_onnx_session(PATH).run(None, {"x": x})[0])
+bound = create_onnx_session(PATH).run
+gc.collect()
+later = granted(lambda: bound(None, {"x": x})[0])
+own, plain = govern(Own(PATH)), onnxruntime.InferenceSession(PATH)
+show(one_line, later, granted(lambda: run(own)), granted(lambda: run(plain)), granted(lambda: run(release(own))))
+"""
+    assert session_script(script) == [[1, True], [1, True], [1, True], [0, True], [0, True]]
+
+
 def test_one_session_in_many_threads() -> None:
     script = """
 session, wrong = create_onnx_session(PATH), []

@@ -63,6 +63,56 @@ show(batched, single, inside, left, after, error <= 1e-5)
     assert (left, equal) == ([True, True], True)
 
 
+def test_pipelines_that_share_a_model_are_released_one_by_one() -> None:
+    script = """
+config = transformers.BertConfig(
+    vocab_size=30522, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+model = transformers.BertForSequenceClassification(config).eval()
+def make(): return transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+def leases(pipeline): return granted(lambda: pipeline("one"))[0]
+one, two = make(), make()
+govern(one), govern(one), govern(two)
+found = [leases(two)]
+release(one)
+found.append(leases(two))
+release(two)
+found.append(leases(two))
+govern(model), govern(one)
+release(one)
+found.append(leases(two))
+govern(two)
+release(model)  # the model itself, for all
+found.append(leases(two))
+govern(one)
+del one  # never released
+govern(two)
+release(two)
+found.append(leases(two))
+show(found, "forward" in vars(model))
+"""
+    assert pipeline_script(script) == [[1, 1, 0, 1, 0, 0], False]
+
+
+def test_the_encoder_of_an_encoder_decoder_takes_a_lease() -> None:
+    """``generate`` runs it by itself; in the model's own forward pass its lease is the model's."""
+    script = """
+config = transformers.T5Config(
+    vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+model = transformers.T5ForConditionalGeneration(config).eval()
+before = dict(vars(model)).keys(), dict(vars(model.encoder)).keys()
+govern(model)
+model.encoder.block[0].register_forward_pre_hook(note)
+tokens = torch.tensor([[3, 4, 5, 6]])
+generated, _ = granted(lambda: model.generate(tokens, max_new_tokens=3, min_new_tokens=3, do_sample=False))
+whole, _ = granted(lambda: model(input_ids=tokens, decoder_input_ids=tokens))
+release(model)
+model(input_ids=tokens, decoder_input_ids=tokens)
+after = dict(vars(model)).keys(), dict(vars(model.encoder)).keys()
+show(generated, whole, seen, before == after)
+"""
+    assert pipeline_script(script) == [4, 1, [[2, 2], [2, 2], [3, 0]], True]
+
+
 def test_generation_takes_a_lease_for_each_token() -> None:
     script = """
 config = transformers.GPT2Config(

@@ -164,6 +164,101 @@ show(found, shared, bound, "forward" in vars(shallow), torch.equal(model(x), exp
     assert shallow == [True, True, False, True, 1]
 
 
+def test_a_method_copied_or_pickled_alone_has_its_model() -> None:
+    script = """
+import functools
+govern(model)
+found = []
+for method in (pickle.loads(pickle.dumps(model.forward)), copy.deepcopy(functools.partial(model.forward)).func,
+               copy.deepcopy([model.forward])[0]):
+    gc.collect()
+    count, result = granted(method, x)
+    other = method.__self__
+    found.append([count, torch.equal(result, expected), other is not model, other.forward is method])
+gone = weakref.ref(other)
+del method, other
+gc.collect()
+both, = copy.deepcopy([(model, model.forward)])
+show(found, gone() is None, both[1].__self__ is both[0])
+"""
+    assert module_script(script) == [[[1, True, True, True]] * 3, True, True]
+
+
+def test_models_that_pickle_what_they_are_made_of() -> None:
+    """Their ``__reduce__`` names their ``__dict__``, and so the method, before there is an object."""
+    script = """
+class Own(Model):
+    def __reduce__(self): return rebuild, (dict(self.__dict__),)
+def rebuild(attributes):
+    made = Own.__new__(Own)
+    made.__dict__.update(attributes)
+    return made
+class Plain(torch.nn.Module):  # what fx can trace
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+    def forward(self, x): return torch.relu(self.layer(x))
+def save(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+own = Own().eval()
+own.load_state_dict(model.state_dict())
+graph = torch.fx.symbolic_trace(Plain(model.layer)).eval()
+found = []
+for first in (own, graph):
+    govern(first)
+    for copied in (lambda: copy.deepcopy(first), lambda: pickle.loads(pickle.dumps(first)), lambda: save(first)):
+        other = copied()
+        gc.collect()
+        results = [granted(other, x), granted(govern(other), x), granted(first, x)]
+        found.append([torch.equal(result, expected) for _, result in results] + [count for count, _ in results[1:]])
+        release(other)
+        found[-1] += granted(other, x)[:1]
+show(found)
+"""
+    assert module_script(script) == [[[True, True, True, 1, 1, 0]] * 6]
+
+
+def test_traced_and_scripted_modules() -> None:
+    script = """
+import warnings
+warnings.simplefilter("ignore")  # torch's own
+plain = torch.nn.Sequential(model.layer, torch.nn.ReLU()).eval()
+traced = torch.jit.trace(plain, (x,))
+file = io.BytesIO()
+torch.jit.save(traced, file)
+file.seek(0)
+found = []
+for module in (traced, torch.jit.load(file), torch.jit.script(plain)):
+    govern(module)
+    results = [granted(module, x) for _ in range(3)]
+    release(module)
+    results.append(granted(module, x))
+    found.append([[count for count, _ in results], all(torch.allclose(r, expected, rtol=1e-5) for _, r in results)])
+show(found)
+"""
+    assert module_script(script) == [[[[1, 1, 1, 0], True]] * 3]
+
+
+def test_replicas_compute_with_their_own_parameters() -> None:
+    """What ``DataParallel`` does for each device, without one."""
+    script = """
+def replicate(model):
+    replica, layer = model._replicate_for_data_parallel(), model.layer._replicate_for_data_parallel()
+    layer.weight, layer.bias = torch.zeros(64, 64), torch.full((64,), 7.0)
+    replica._modules["layer"] = layer
+    return replica
+govern(model)
+replica = replicate(model)
+count, result = granted(replica, x)
+again = replicate(copy.deepcopy(model))(x)
+show(bool((result == 7).all()), bool((again == 7).all()), count, "forward" in vars(replica), granted(model, x)[0])
+"""
+    assert module_script(script) == [True, True, 0, False, 1]
+
+
 def test_a_governed_model_is_freed_with_its_last_user() -> None:
     script = """
 gc.collect()

@@ -84,7 +84,7 @@ class Budget(Queue):
             waiter = self._ask(lease, top, patience, True, partial(kind_of_task(), start=start))
             self._send()
             while waiter is not None and not waiter.done:
-                await waiter.wait(self._pause(waiter), self._fd(waiter), partial(self._look, waiter))
+                await waiter.wait(partial(self._pause, waiter), self._fd(waiter), partial(self._look, waiter))
         except BaseException:
             if start is None:
                 self.give(lease)

@@ -22,9 +22,10 @@ from .sampling import Sampler
 from .sizing import process_size, shared_size, size
 from .statistics import Statistics
 
-# Detection costs some 70 microseconds. Looking again at most this often, and never for more than a hundredth of the
-# time, follows a resize within a second and costs nothing to speak of.
-CHECK_S: Final = 0.1
+# Detection costs 0.1 ms, 0.5 ms after a call has emptied the caches, and each worker process of a container looks for
+# itself. Looking again at most this often, and never for more than a hundredth of the time, follows a resize within a
+# second and costs nothing to speak of.
+CHECK_S: Final = 0.25
 CHECK_SHARE: Final = 0.01
 # Where the user said one of these, the counts that pools began with are not ours.
 _COUNTS: Final = (OMP, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -213,7 +214,7 @@ def configure(
 def refresh() -> Statistics:
     """Read limits and settings again now, and resize the budget; returns the budget as it is then.
 
-    The budget does this by itself at most every 100 ms as leases are taken; idle services and tests may not want to
+    The budget does this by itself at most every 250 ms as leases are taken; idle services and tests may not want to
     wait for that.
     """
     with process.lock:

@@ -18,7 +18,7 @@ from .waiting import TaskWaiter, ThreadWaiter, Waiter
 
 LOOK_S: Final = 0.005
 """Who waits longest of all looks this often by itself: a datagram may be lost, and a killed holder sends none."""
-IDLE_LOOK_S: Final = 0.02
+IDLE_LOOK_S: Final = 0.04
 """How often the first of another process's queue does: it has to wait anyway, and only shows that it lives."""
 TIDY_S: Final = 0.1
 """How often rows of dead processes, and the file itself, are looked after."""
@@ -181,7 +181,24 @@ class SharedBudget(Budget):
     def _look(self, waiter: Waiter) -> None:
         if waiter.first:
             self.slots.drain()
+            with self.lock:
+                if self._is_idle_look(waiter):
+                    return
         super()._look(waiter)
+
+    def _is_idle_look(self, waiter: Waiter) -> bool:
+        """Whether there is nothing to do but to show that this process lives: all cores are taken.
+
+        Most looks of a waiting process are such, and in a small container their cost counts.
+        """
+        slots, now = self.slots, monotonic()
+        if waiter.done or self._returned or not slots.hints or now >= self._expires(waiter):
+            return False
+        all_cores = (1 << self.cores) - 1
+        if (slots.locked(self.cores) | slots.held) & all_cores != all_cores or now - self._tidied_s >= TIDY_S:
+            return False
+        self._publish(now)
+        return True
 
     def _tidy(self) -> None:
         """Forget processes that died, and move on if the file was removed (temporary files are cleaned up)."""

@@ -21,8 +21,8 @@ PAGE_SIZE: Final = ROWS * ROW_SIZE
 NO_ROW: Final = bytes(ROW_SIZE)
 MAX_CALLS: Final = 4096
 """More running or waiting calls than this are not believed of one process."""
-LOOK_LIMIT_S: Final = 0.05
-"""Who waits looks every 5 to 20 ms. A process that has not looked for longer is stopped: it must not block others."""
+LOOK_LIMIT_S: Final = 0.1
+"""Who waits looks every 5 to 40 ms. A process that has not looked for longer is stopped: it must not block others."""
 
 OVERDUE_S: Final = 0.5
 """Who has waited longer comes first whatever its process runs: else one long call would keep its others out."""

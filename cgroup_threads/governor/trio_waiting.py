@@ -38,12 +38,12 @@ class TrioWaiter(TaskWaiter):
         if self._scope is not None:
             self._scope.cancel()
 
-    async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
+    async def wait(self, pause: Callable[[], float], fd: int | None, look: Callable[[], None]) -> None:
         if self._woken:
             self._woken = False
             return
         try:
-            with trio.move_on_after(max(0.0, seconds)) as self._scope:
+            with trio.move_on_after(max(0.0, pause())) as self._scope:
                 await _readable(fd)
         finally:
             self._scope = None

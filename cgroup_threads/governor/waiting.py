@@ -94,15 +94,16 @@ class TaskWaiter(Waiter):
         """End the wait; in the loop's thread."""
         self._woken = True
 
-    async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
-        """Wait until woken, at most ``seconds``. ``look`` is called then, or once ``fd`` can be read."""
+    async def wait(self, pause: Callable[[], float], fd: int | None, look: Callable[[], None]) -> None:
+        """Wait until woken or done. ``look`` is called after ``pause()`` seconds, and when ``fd`` can be read; the wait
+        may end then, too."""
         raise NotImplementedError
 
 
 class AsyncioWaiter(TaskWaiter):
     """A task of an asyncio event loop."""
 
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_future", "_loop", "_timer")
 
     def __init__(
         self,
@@ -116,34 +117,45 @@ class AsyncioWaiter(TaskWaiter):
         self._loop = asyncio.get_running_loop()
         super().__init__(lease, top, since_s, deadline_s, patient, start, soon=self._loop.call_soon_threadsafe)
         self._future: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def _end(self) -> None:
         super()._end()
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def wait(self, seconds: float, fd: int | None, look: Callable[[], None]) -> None:
+    async def wait(self, pause: Callable[[], float], fd: int | None, look: Callable[[], None]) -> None:
         """``look`` is called before the task's turn comes in the event loop, where others may be in front of it."""
         if self._woken:
             self._woken = False
             return
         self._future = future = self._loop.create_future()
-        timer = self._loop.call_later(max(0.0, seconds), self._listen, look)
+        self._rest(pause, look)
         if fd is not None:
             self._loop.add_reader(fd, self._listen, look)
         try:
             await future
         finally:
-            timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if fd is not None:
                 self._loop.remove_reader(fd)
-            self._future = None
+            self._future = self._timer = None
             self._woken = False
+
+    def _rest(self, pause: Callable[[], float], look: Callable[[], None]) -> None:
+        self._timer = self._loop.call_later(max(0.0, pause()), self._wake_up, pause, look)
+
+    def _wake_up(self, pause: Callable[[], float], look: Callable[[], None]) -> None:
+        self._listen(look)
+        if not self.done:
+            self._rest(pause, look)
 
     def _listen(self, look: Callable[[], None]) -> None:
         if not self.done:
             look()
-        self._end()
+        if self.done:
+            self._end()
 
 
 def kind_of_task() -> Callable[..., TaskWaiter]:

@@ -35,8 +35,8 @@ def govern(model: Model) -> Model:
 def release(model: Model) -> Model:
     """Give ``model`` back its own thread counts and methods, as if ``govern`` had not been called; returns it.
 
-    A call that is in flight keeps its lease to its end. Releasing what is not governed does nothing. Raises
-    InvalidArgumentError for what ``govern`` does not take either.
+    A call that is in flight keeps its lease to its end. A model that other pipelines share stays governed for these.
+    Releasing what is not governed does nothing. Raises InvalidArgumentError for what ``govern`` does not take either.
     """
     _adapter(model).release(model)
     return model

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from ..environment import warn_once_if_late
-from ..governor.limiting import limit_threads
+from ..governor.core_budget import core_budget
+from ..governor.limiting import find_outer, limit_threads
 from ..importing import when_imported
+from ..pools.ledger import current
 from ..state import process
 from .llama_builds import note_endless_spin
-from .llama_hook import COUNTS
+from .llama_hook import COUNTS, MARK
 
 R = TypeVar("R")
 
@@ -39,10 +42,11 @@ _PICTURES: Final[Mapping[str, Mapping[str, int]]] = {
 
 
 def govern(llm: Any) -> None:
-    """Lease cores around each native call of ``llm``, and compute with their number; at most its own counts.
+    """Lease cores around each native call of ``llm``, and compute with their number; at most the counts it was given.
 
-    ``llm.n_threads`` and ``llm.n_threads_batch`` are read at each call and never written. A model that is governed, or
-    closed, stays as it is.
+    Counts that were filled in for it are no limit: the budget may have grown since. ``llm.n_threads`` and
+    ``llm.n_threads_batch`` are read at each call and never written. A model that is governed, or closed, stays as it
+    is.
     """
     warn_once_if_late(stacklevel=4)
     context = getattr(llm, "_ctx", None)
@@ -79,7 +83,17 @@ def resize(present: int, leased: int, top: int) -> int:
 class LlamaGovernor:
     """What stands before the methods of one context. It holds no reference that keeps the model alive."""
 
-    __slots__ = ("__weakref__", "_active", "_attributes", "_before", "_context", "_counts", "_llama", "_native")
+    __slots__ = (
+        "__weakref__",
+        "_active",
+        "_attributes",
+        "_before",
+        "_context",
+        "_counts",
+        "_llama",
+        "_lock",
+        "_native",
+    )
 
     def __init__(self, llm: Any) -> None:
         from llama_cpp import llama_cpp as native
@@ -87,6 +101,8 @@ class LlamaGovernor:
         self._native = native
         self._llama = weakref.ref(llm)
         self._context = weakref.ref(llm._ctx)
+        self._lock = threading.RLock()
+        """Held while counts are set, so that no call sets its own after ``unbind`` has set the model's."""
         self._active = True
         self._attributes = tuple(getattr(llm, name, None) for name in COUNTS)
         self._counts = self._live(llm._ctx.ctx)
@@ -104,7 +120,6 @@ class LlamaGovernor:
 
     def unbind(self) -> None:
         """Take the methods back, unless others were put before them: then these pass calls on."""
-        self._active = False
         context, llm = self.context, self._llama()
         for name in _METHODS:
             if getattr(vars(context).get(name), "__self__", None) is self:
@@ -115,7 +130,10 @@ class LlamaGovernor:
             before if value == then else _count(value) or before
             for before, then, value in zip(self._counts, self._attributes, now, strict=True)
         )
-        self._native.llama_set_n_threads(context.ctx, *counts)
+        with self._lock:
+            self._active = False
+            if context.ctx is not None:
+                self._native.llama_set_n_threads(context.ctx, *counts)
 
     def decode(self, batch: Any) -> Any:
         return self._compute("decode", batch, many=batch.batch.n_tokens > 1)
@@ -130,17 +148,27 @@ class LlamaGovernor:
         return self.lease(method, batch, many=many)
 
     def lease(self, call: Callable[..., R], *arguments: Any, many: bool) -> R:
-        """``call(*arguments)`` with the threads of a lease; ``many`` says that it computes more than one token."""
+        """``call(*arguments)`` with the threads of a lease; ``many`` says that it computes more than one token.
+
+        The model may be released or closed while the call waits for cores: a released one computes with its own counts,
+        a closed one raises RuntimeError, since its memory is gone.
+        """
         llm, context = self._llama(), self.context
-        if not self._active or llm is None or context.ctx is None:
+        if not self._active or llm is None or context is None or context.ctx is None:
             return call(*arguments)
-        top = _count(llm.n_threads_batch if many else llm.n_threads)
+        top = _ceiling(llm, COUNTS[many])
+        most = _attainable(top)
         with limit_threads(top) as lease:
-            live = self._live(context.ctx)
-            threads = resize(live[many], lease.threads, top or lease.threads)
-            # Both counts the same: a batch may end in one token alone, which takes the other count.
-            if live != (threads, threads):
-                self._native.llama_set_n_threads(context.ctx, threads, threads)
+            pointer = context.ctx
+            if pointer is None:
+                raise RuntimeError("the model was closed while this call waited for cores")
+            with self._lock:
+                if self._active:
+                    live = self._live(pointer)
+                    threads = resize(live[many], lease.threads, most)
+                    # Both counts the same: a batch may end in one token alone, which takes the other count.
+                    if live != (threads, threads):
+                        self._native.llama_set_n_threads(pointer, threads, threads)
             return call(*arguments)
 
     def _live(self, pointer: Any) -> tuple[int, int]:
@@ -166,12 +194,42 @@ def _governed() -> weakref.WeakSet[LlamaGovernor]:
 
 
 def _find(context: Any) -> LlamaGovernor | None:
+    if context is None:
+        return None
     return next((governor for governor in governors() if governor.context is context), None)
 
 
 def _find_pointer(pointer: Any) -> LlamaGovernor | None:
     address = getattr(pointer, "value", pointer)
-    return next((governor for governor in governors() if governor.context.ctx == address), None)
+    if address is None:
+        return None
+    # Another thread may drop or close a model meanwhile.
+    return next((governor for governor in governors() if getattr(governor.context, "ctx", None) == address), None)
+
+
+def _ceiling(llm: Any, name: str) -> int | None:
+    """The most threads that the user gave ``llm`` under ``name``; None where the count is the one we filled in."""
+    value = getattr(llm, name, None)
+    filled = vars(llm).get(MARK) or {}
+    return None if name in filled and filled[name] == value else _count(value)
+
+
+def _attainable(top: int | None) -> int:
+    """The most threads that a lease here and now could have: what ``resize`` calls the top.
+
+    A model with more threads than the budget has cores would never come to its own count.
+    """
+    outer = find_outer()
+    if outer is not None:
+        most = outer.threads
+    else:
+        core = core_budget()
+        ledger = process.ledger or current()
+        thread = ledger.local.thread or ledger.mine()
+        most = min(core.size.cores, core.top)
+        if not thread.stale:
+            most = min(most, thread.levels.limit)  # an ``initializer``'s
+    return most if top is None else min(most, top)
 
 
 def _count(value: Any) -> int | None:

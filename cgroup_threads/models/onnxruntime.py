@@ -1,17 +1,22 @@
 """Sessions of ONNX Runtime: a factory that sets their thread counts, and leases around their runs.
 
-The count of a session cannot change once it is made: a lease admits a run, and asks for at most that count.
+The count of a session cannot change once it is made: a lease admits a run, and asks for at most that count. A session
+that is governed has a mark, which the methods of its class look for: bound, they hold it like any other, so that
+``create_onnx_session(path).run(...)`` works, and it is freed with its last user.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ..environment import warn_once_if_late
 from ..planning import current_plan
+from ..state import process
 from .back_ends import complete_session_options, require_onnxruntime, threads_of_session
-from .instance_methods import LeasedMethod, put, take_back
+from .instance_methods import limit
 from .keywords import reject_unknown
 from .plans import warn_above_usable
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 
 # ``run_async`` returns before it has computed, and is left alone.
 _RUNS: Final = ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector")
+# Under this name a session has the count its leases are for, and a wrapped method is marked.
+_MARK: Final = "_cgroup_threads_session"
 # What ``InferenceSession`` takes out of its ``**kwargs``.
 _UNDECLARED: Final = ("enable_fallback", "read_config_from_model", "disabled_optimizers")
 
@@ -46,13 +53,35 @@ def create_onnx_session(model: str | os.PathLike[str] | bytes, **kwargs: Any) ->
 
 def govern(session: Any) -> None:
     """Let each run of ``session`` take a lease of at most the threads it has."""
-    threads = threads_of_session(session)
-    for name in _RUNS:
-        if hasattr(type(session), name):
-            put(session, name, LeasedMethod, threads)
+    with process.lock:
+        for name in _RUNS:
+            _watch(type(session), name)
+        vars(session)[_MARK] = threads_of_session(session)
 
 
 def release(session: Any) -> None:
-    """Give ``session`` back its own methods."""
-    for name in _RUNS:
-        take_back(session, name)
+    """Let the runs of ``session`` take no lease."""
+    vars(session).pop(_MARK, None)
+
+
+def _watch(cls: type, name: str) -> None:
+    """Let the method ``name`` of ``cls`` look for a mark; once a class that defines one."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            method = vars(base)[name]
+            if not hasattr(method, _MARK):
+                setattr(base, name, _leased(method))
+            return
+
+
+def _leased(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        attributes = vars(self)
+        if _MARK not in attributes:
+            return method(self, *args, **kwargs)
+        with limit(attributes[_MARK]):
+            return method(self, *args, **kwargs)
+
+    setattr(run, _MARK, True)
+    return run

@@ -13,7 +13,7 @@ _FORWARD: Final = "forward"
 def govern(pipeline: Any) -> None:
     """Govern the pipeline's model; where that is no torch module (ONNX Runtime's), the pipeline's own ``forward``."""
     if _is_module(pipeline.model):
-        torch_modules.govern(pipeline.model)
+        torch_modules.govern(pipeline.model, pipeline)
     else:
         from .back_ends import session_threads
 
@@ -21,9 +21,9 @@ def govern(pipeline: Any) -> None:
 
 
 def release(pipeline: Any) -> None:
-    """Give the pipeline and its model back what ``govern`` had replaced."""
+    """Give the pipeline and its model back what ``govern`` had replaced; a model that others share stays theirs."""
     if _is_module(pipeline.model):
-        torch_modules.release(pipeline.model)
+        torch_modules.release(pipeline.model, pipeline)
     take_back(pipeline, _FORWARD)
 
 

@@ -7,30 +7,69 @@ for at most the threads it has.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from ..importing import when_imported
 from ..state import process
 from .back_ends import session_threads
-from .instance_methods import UNCOMPILED, LeasedMethod, enter, leave, put, take_back
+from .instance_methods import UNCOMPILED, InstanceMethod, LeasedMethod, enter, leave, put, take_back
 from .worker_pools import POOL_START, PoolStart
 
 _FORWARD: Final = "forward"
+_REPLICATE: Final = "_replicate_for_data_parallel"
 
 
-def govern(model: Any) -> None:
-    """Let the ``forward`` of ``model``, of this object alone, take a lease; its pools of processes get their shares."""
-    target = _module_of(model)
+class Replicate(InstanceMethod):
+    """What ``DataParallel`` makes replicas with, for other devices: they get the class's ``forward``, not ours.
+
+    torch copies the ``__dict__``, and ours would compute with the parameters of the module it was made for.
+    """
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        replica = self.__wrapped__()
+        for name in (_FORWARD, _REPLICATE):
+            take_back(replica, name)
+        return replica
+
+
+def govern(model: Any, claimant: Any = None) -> None:
+    """Let the ``forward`` of ``model``, of this object alone, take a lease; its pools of processes get their shares.
+
+    ``claimant`` is the object in whose name that is, if not the model itself: a pipeline.
+    """
     when_imported("torch._dynamo", skip_our_code)
-    put(target, _FORWARD, LeasedMethod, session_threads(target))
+    claimant = model if claimant is None else claimant
+    for module in _modules_of(model):
+        put(module, _FORWARD, LeasedMethod, session_threads(module), claimant)
+        if hasattr(type(module), _REPLICATE):
+            put(module, _REPLICATE, Replicate, claimant=claimant)
     if hasattr(type(model), POOL_START):
-        put(model, POOL_START, PoolStart)
+        put(model, POOL_START, PoolStart, claimant=claimant)
 
 
-def release(model: Any) -> None:
-    """Give ``model`` back what ``govern`` had replaced."""
-    take_back(_module_of(model), _FORWARD)
-    take_back(model, POOL_START)
+def release(model: Any, claimant: Any = None) -> None:
+    """Give ``model`` back what ``govern`` had replaced in the same name."""
+    claimant = model if claimant is None else claimant
+    for module in _modules_of(model):
+        take_back(module, _FORWARD, claimant)
+        take_back(module, _REPLICATE, claimant)
+    take_back(model, POOL_START, claimant)
+
+
+def _modules_of(model: Any) -> Iterator[Any]:
+    """The modules that are run: ``model``, and where that is an encoder and a decoder its encoder.
+
+    transformers' ``generate`` runs the encoder by itself, and the whole model for each token.
+    """
+    module = _module_of(model)
+    yield module
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) is True and hasattr(module, "get_encoder"):
+        encoder = module.get_encoder()
+        if encoder is not module and hasattr(encoder, _FORWARD):
+            yield encoder
 
 
 def _module_of(model: Any) -> Any:
