@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cgroup_threads.governor.core_budget import CHECK_S
 from tests.lab import require
 from tests.lab.cgroup1 import CPUSET, group
 from tests.lab.shared_budget import Worker, set_quota, slot_files, workers
@@ -201,7 +202,7 @@ def test_the_budget_follows_the_quota_in_both_directions() -> None:
         worker("leave()")
         for cores, threads in ((1.0, 1), (0.5, 1), (2.0, 2)):
             set_quota(name, cores)
-            time.sleep(0.11)  # the interval of looks
+            time.sleep(CHECK_S + 0.01)
             assert worker("enter()") == threads
             worker("leave()")
         worker(

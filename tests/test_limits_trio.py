@@ -341,7 +341,7 @@ def test_a_socket_that_has_a_listener_or_is_closed_only_costs_time() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.wait, 60.0, read, partial(looks.append, "first"))
             await trio.testing.wait_all_tasks_blocked()
-            await second.wait(0.01, read, partial(looks.append, "second"))
+            await second.wait(lambda: 0.01, read, partial(looks.append, "second"))
             assert looks == ["second"]
             os.write(write, b"x")
         assert looks == ["second", "first"]
@@ -365,7 +365,7 @@ def test_waking_before_inside_and_after_a_wait() -> None:
         begun = monotonic()
         assert waiter.wake()
         await trio.testing.wait_all_tasks_blocked()  # woken before it waits
-        await waiter.wait(60.0, None, pytest.fail)
+        await waiter.wait(lambda: 60.0, None, pytest.fail)
         thread = threading.Thread(target=waiter.wake)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waiter.wait, 60.0, None, pytest.fail)
