@@ -339,7 +339,7 @@ def test_a_socket_that_has_a_listener_or_is_closed_only_costs_time() -> None:
     async def main() -> None:
         first, second, third = (waiter_for(Lease(1)) for _ in range(3))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(first.wait, 60.0, read, partial(looks.append, "first"))
+            nursery.start_soon(first.wait, lambda: 60.0, read, partial(looks.append, "first"))
             await trio.testing.wait_all_tasks_blocked()
             await second.wait(lambda: 0.01, read, partial(looks.append, "second"))
             assert looks == ["second"]
@@ -347,7 +347,7 @@ def test_a_socket_that_has_a_listener_or_is_closed_only_costs_time() -> None:
         assert looks == ["second", "first"]
         os.read(read, 1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(third.wait, 0.05, read, partial(looks.append, "third"))
+            nursery.start_soon(third.wait, lambda: 0.05, read, partial(looks.append, "third"))
             await trio.testing.wait_all_tasks_blocked()
             os.close(read)
 
@@ -368,7 +368,7 @@ def test_waking_before_inside_and_after_a_wait() -> None:
         await waiter.wait(lambda: 60.0, None, pytest.fail)
         thread = threading.Thread(target=waiter.wake)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(waiter.wait, 60.0, None, pytest.fail)
+            nursery.start_soon(waiter.wait, lambda: 60.0, None, pytest.fail)
             await trio.testing.wait_all_tasks_blocked()
             thread.start()
         thread.join()
