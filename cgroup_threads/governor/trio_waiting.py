@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import trio
 
-from ..pools.ledger import Lease
 from .waiting import TaskWaiter
 
 R = TypeVar("R")
@@ -17,21 +16,15 @@ R = TypeVar("R")
 class TrioWaiter(TaskWaiter):
     """A trio task inside a cancel scope of its own: whoever wakes it cancels that."""
 
-    __slots__ = ("_scope",)
+    __slots__ = ("_scope", "_token")
 
-    def __init__(
-        self,
-        lease: Lease,
-        top: int,
-        since_s: float,
-        deadline_s: float,
-        patient: bool = False,
-        start: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(
-            lease, top, since_s, deadline_s, patient, start, soon=trio.lowlevel.current_trio_token().run_sync_soon
-        )
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._token = trio.lowlevel.current_trio_token()
         self._scope: trio.CancelScope | None = None
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        self._token.run_sync_soon(call)
 
     def _end(self) -> None:
         super()._end()

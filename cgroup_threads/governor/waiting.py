@@ -22,16 +22,31 @@ class Waiter:
     the queue.
     """
 
-    __slots__ = ("deadline_s", "done", "first", "lease", "patient", "since_s", "top")
+    __slots__ = ("deadline_s", "done", "first", "lease", "patient", "since_s", "start", "top")
 
-    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        top: int,
+        since_s: float,
+        deadline_s: float,
+        patient: bool = False,
+        start: Callable[[], None] | None = None,
+    ) -> None:
         self.lease = lease
         self.top = top
         self.since_s = since_s
         self.deadline_s = deadline_s
         self.patient = patient
+        self.start = start
+        """Called once the lease is granted, by whoever granted it: no core lies idle until an event loop comes."""
         self.done = False
         self.first = False
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what this kind waits with."""
+        raise NotImplementedError
 
     def wake(self) -> bool:
         """End the present wait, or the next one. False if there is nobody to wake any more."""
@@ -43,8 +58,7 @@ class ThreadWaiter(Waiter):
 
     __slots__ = ("_gate",)
 
-    def __init__(self, lease: Lease, top: int, since_s: float, deadline_s: float, patient: bool = False) -> None:
-        super().__init__(lease, top, since_s, deadline_s, patient)
+    def _prepare(self) -> None:
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -61,27 +75,16 @@ class ThreadWaiter(Waiter):
 
 
 class TaskWaiter(Waiter):
-    """A task of an event loop, which must not be blocked. ``soon`` has the loop call something, from any thread; it
-    raises RuntimeError once the loop has ended."""
+    """A task of an event loop, which must not be blocked."""
 
-    __slots__ = ("_soon", "_woken", "start")
+    __slots__ = ("_woken",)
 
-    def __init__(
-        self,
-        lease: Lease,
-        top: int,
-        since_s: float,
-        deadline_s: float,
-        patient: bool = False,
-        start: Callable[[], None] | None = None,
-        *,
-        soon: Callable[[Callable[[], object]], object],
-    ) -> None:
-        super().__init__(lease, top, since_s, deadline_s, patient)
-        self.start = start
-        """Called once the lease is granted, by whoever granted it: no core lies idle until the event loop comes."""
-        self._soon = soon
+    def _prepare(self) -> None:
         self._woken = False
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        """Have the loop call something, from any thread. Raises RuntimeError once the loop has ended."""
+        raise NotImplementedError
 
     def wake(self) -> bool:
         try:
@@ -105,19 +108,14 @@ class AsyncioWaiter(TaskWaiter):
 
     __slots__ = ("_future", "_loop", "_timer")
 
-    def __init__(
-        self,
-        lease: Lease,
-        top: int,
-        since_s: float,
-        deadline_s: float,
-        patient: bool = False,
-        start: Callable[[], None] | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
+        super()._prepare()
         self._loop = asyncio.get_running_loop()
-        super().__init__(lease, top, since_s, deadline_s, patient, start, soon=self._loop.call_soon_threadsafe)
         self._future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(call)
 
     def _end(self) -> None:
         super()._end()
