@@ -72,6 +72,16 @@ def test_a_quota_below_the_cpuset_is_what_is_shared() -> None:
     assert (found.cores, found.directory) == (2, "/cpu/jobs")
 
 
+def test_of_equal_quotas_the_outer_one_is_shared() -> None:
+    """Siblings with two cores each below a group of two cores in all."""
+    own = limits(2.0, range(HOST), "quota")
+    outer = own.levels[0]._replace(path="/cpu")
+    found = size(own._replace(levels=(*own.levels, outer)), settings())
+    assert found.directory == "/cpu"
+    narrower = own.levels[0]._replace(quota=1.0)
+    assert size(own._replace(quota=1.0, levels=(narrower, outer)), settings()).directory == "/cpu/jobs"
+
+
 def test_workers_pinned_apart_share_nothing() -> None:
     assert size(limits(16.0, (0, 1), "affinity"), settings()).scope == "process"
 

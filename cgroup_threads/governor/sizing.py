@@ -75,5 +75,5 @@ def binding_directory(limits: CpuLimits) -> str | None:
     if limits.cpuset_directory is not None and 0 < width < limits.host_cpus and width < min(quotas, default=(inf,))[0]:
         return limits.cpuset_directory
     if quotas:
-        return min(quotas, key=lambda quota: quota[0])[1]
+        return min(reversed(quotas), key=lambda quota: quota[0])[1]  # of equals the outermost: siblings share it
     return levels[0].path if levels else None
