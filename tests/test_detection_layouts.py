@@ -235,3 +235,17 @@ def test_the_mount_table_is_read_again_when_our_groups_may_be_elsewhere(tmp_path
     lay(root, {f"{G}/b/cpu.max": "400000 100000\n"})
     quota, asked, _ = look(place)
     assert (quota, asked) == (4.0, True)  # another directory lies at its path
+
+
+def test_the_steps_of_a_job_meet_in_the_outermost_cpuset_with_their_cpus(tmp_path: Path) -> None:
+    """Slurm gives each step a cpuset below the job's, often with all of its CPUs."""
+    tree = V1 | {
+        "/proc/self/cgroup": "4:cpu,cpuacct:/\n3:cpuset:/slurm/job_7/step_0\n",
+        f"{G}/cpuset/cpuset.effective_cpus": "0-7\n",
+        f"{G}/cpuset/slurm/cpuset.effective_cpus": "0-7\n",
+        f"{G}/cpuset/slurm/job_7/cpuset.effective_cpus": "2-3\n",
+        f"{G}/cpuset/slurm/job_7/step_0/cpuset.effective_cpus": "2-3\n",
+    }
+    lay(tmp_path, tree)
+    found = read_cgroups(Files(str(tmp_path)))
+    assert (found.cpuset, found.cpuset_directory) == (frozenset({2, 3}), f"{G}/cpuset/slurm/job_7")

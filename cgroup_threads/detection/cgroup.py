@@ -167,18 +167,29 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
 
 
 def _read_cpuset(files: Files, place: Place | None, notices: list[Notice]) -> tuple[frozenset[int] | None, str | None]:
-    """The effective CPUs of the nearest level that names any, and its directory; a group without an own file has its
-    parent's."""
+    """The effective CPUs of the nearest level that names any, and the outermost directory that has the same ones; a
+    group without an own file has its parent's."""
     if place is None:
         return None, None
     effective = "cpuset.cpus.effective" if place.version == 2 else "cpuset.effective_cpus"
     for _, directories in place.chains:
-        for directory in directories:
+        for index, directory in enumerate(directories):
             for name in (effective, "cpuset.cpus"):
                 cpus = _read_cpus(files, f"{directory}/{name}", notices)
                 if cpus:
-                    return cpus, directory
+                    return cpus, _widen(files, directories[index:], name, cpus)
     return None, None
+
+
+def _widen(files: Files, directories: tuple[str, ...], name: str, cpus: frozenset[int]) -> str:
+    """The last of ``directories``, outwards from the first, that all have the same ``cpus``: the steps of a job."""
+    found = directories[0]
+    for directory in directories[1:]:
+        text = files.read(f"{directory}/{name}", MEDIUM).text
+        if text is None or parse_cpulist(text) != cpus:
+            break
+        found = directory
+    return found
 
 
 def _read_cpus(files: Files, path: str, notices: list[Notice]) -> frozenset[int] | None:
