@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from cgroup_threads.demo import ArmResult, Comparison, DemoResult, Round, run_demo
-from cgroup_threads.demo.quota import QuotaGroup
 from cgroup_threads.demo.table import compare, figure, find_differences, quantile, remarks, render, summarise, to_dict
 from cgroup_threads.demo.workloads import Workload, choose_workload
 from cgroup_threads.errors import InvalidArgumentError
+from cgroup_threads.measuring.quota import QuotaGroup
 from tests.lab import models, require, require_module
 from tests.lab.commands import COMMAND, clean_environ, inside, quota_group, run, run_cli, unprivileged_command
 
@@ -357,9 +357,9 @@ def test_quantiles_are_observed_values() -> None:
 
 
 def test_a_group_leaves_no_file_of_its_budget() -> None:
-    from cgroup_threads.demo.quota import create_group, remove_group
     from cgroup_threads.detection import detect
     from cgroup_threads.governor.slots import open_slots, slot_key
+    from cgroup_threads.measuring.quota import create_group, remove_group
 
     with quota_group(1.0):  # says whether a group can be made at all
         pass
@@ -377,6 +377,6 @@ def test_a_group_leaves_no_file_of_its_budget() -> None:
 
 
 def test_a_group_that_was_there_before_is_left_alone() -> None:
-    from cgroup_threads.demo.quota import remove_group
+    from cgroup_threads.measuring.quota import remove_group
 
     assert remove_group(QuotaGroup("/sys/fs/cgroup/not-ours", 2, 1.0))

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from ..detection import detect
 from ..detection.records import CpuLimits
 from ..errors import InvalidArgumentError
+from ..measuring.quota import QuotaGroup, Refusal, create_group, remove_group
 from ..reporting.counters import Throttling, binding_level, read_throttling, throttling_between
 from .process import Answer, ArmProcess, DemoError
-from .quota import QuotaGroup, Refusal, create_group, remove_group
 from .workloads import Workload
 
 DEFAULT_QUOTA: Final = 1.0

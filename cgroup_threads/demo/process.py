@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ..errors import CgroupThreadsError
+from ..measuring.quota import QuotaGroup
 from ..reporting.counters import count_threads
 from ..state import process
-from .quota import QuotaGroup
 from .workloads import Workload
 
 POLL_SECONDS: Final = 0.05

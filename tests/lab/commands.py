@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cgroup_threads.demo.quota import QuotaGroup, Refusal, create_group, remove_group
 from cgroup_threads.detection import detect
+from cgroup_threads.measuring.quota import QuotaGroup, Refusal, create_group, remove_group
 
 from . import require
 
