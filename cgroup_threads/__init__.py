@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from .reporting.inspecting import Inspection as Inspection
     from .reporting.inspecting import inspect_process as inspect_process
     from .startup import apply as apply
+    from .tuning import tune as tune
+    from .tuning.errors import TuneError as TuneError
+    from .tuning.records import TuneResult as TuneResult
 
 __version__ = "0.1.0"
 
@@ -62,6 +65,8 @@ __all__ = [
     "Statistics",
     "ThreadLimit",
     "ThreadPlan",
+    "TuneError",
+    "TuneResult",
     "Watcher",
     "__version__",
     "apply",
@@ -83,6 +88,7 @@ __all__ = [
     "report",
     "run",
     "statistics",
+    "tune",
     "undo",
     "usable_cores",
     "watch",
@@ -102,6 +108,8 @@ _HOMES = {
     "Statistics": "governor.statistics",
     "ThreadLimit": "governor.limiting",
     "ThreadPlan": "planning",
+    "TuneError": "tuning.errors",
+    "TuneResult": "tuning.records",
     "Watcher": "governor.watcher",
     "apply": "startup",
     "child_environment": "environment",
@@ -122,6 +130,7 @@ _HOMES = {
     "report": "reporting",
     "run": "governor.running",
     "statistics": "governor.core_budget",
+    "tune": "tuning",
     "undo": "environment",
     "usable_cores": "detection",
     "watch": "governor.watcher",

@@ -27,6 +27,8 @@ examples:
   cgroup-threads exec -- llama-server -m x   run a command with threads that fit (--dry-run: what it gets, and why)
   eval "$(cgroup-threads env)"               set thread variables for programs that are not Python
   cgroup-threads demo                        measure this machine, as libraries choose and governed
+  cgroup-threads tune model.gguf             find the fewest threads that are as good as the best (--plot, --save)
+  cgroup-threads compare -- python job.py    a command as it is and governed: how much faster, and the same output?
 
 In Python, `import cgroup_threads` at the top of the entry point does what `env` does, and
 `print(cgroup_threads.report())` shows the pools of your own process, which this command cannot see.
@@ -102,12 +104,12 @@ def _abandon_output() -> None:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    from .commands import cores, demo, env, exec, inspect, report  # noqa: A004 - the command is called exec
+    from .commands import compare, cores, demo, env, exec, inspect, report, tune  # noqa: A004 - the command is called exec
     from .commands.parsing import RAW
 
     parser = _Parser(prog=PROG, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=RAW)
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (report, cores, env, exec, inspect, demo):
+    for command in (report, cores, env, exec, inspect, demo, tune, compare):
         command.add(commands)
     return parser

@@ -5,6 +5,7 @@ Every value is hostile input: blank means unset, junk means the default and a no
 
 # Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
 from collections.abc import Mapping
+from os.path import isabs
 from typing import Final, Literal, NamedTuple, cast
 
 from .notices import Notice, shown
@@ -49,6 +50,8 @@ class Settings(NamedTuple):
     """Whether OMP_THREAD_LIMIT is set as a backstop (``CGROUP_THREADS_OMP_LIMIT``)."""
     follow_hidden: bool = False
     """Whether the budget follows an estimated limit that no file shows (``CGROUP_THREADS_FOLLOW_HIDDEN``)."""
+    profiles: str | None = None
+    """Directory of the tuned thread counts (``CGROUP_THREADS_PROFILES``); "" switches them off, None is the default."""
     verbose: bool = False
     """Whether importing prints one line on stderr (``CGROUP_THREADS_VERBOSE``)."""
     notices: tuple[Notice, ...] = ()
@@ -141,6 +144,19 @@ class _Reader:
             self.junk(name, value, "a number of seconds of at least 0")
         return number
 
+    def directory(self, name: str) -> str | None:
+        """An absolute path; "" for a word that says no."""
+        value = self.text(PREFIX + name)
+        if value is None:
+            return None
+        path = value.strip()
+        if path.lower() in _FALSE:
+            return ""
+        if not isabs(path) or "\0" in path:
+            self.junk(PREFIX + name, value, "the absolute path of a directory, or 0")
+            return None
+        return path
+
     def word(self, name: str, allowed: tuple[str, ...]) -> str:
         """The first allowed word is the default."""
         value = self.text(PREFIX + name)
@@ -183,6 +199,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         patch=reader.flag("PATCH", True),
         omp_limit=reader.flag("OMP_LIMIT", False),
         follow_hidden=reader.flag("FOLLOW_HIDDEN", False),
+        profiles=reader.directory("PROFILES"),
         verbose=reader.flag("VERBOSE", False),
         notices=tuple(reader.notices),
     )

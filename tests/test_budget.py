@@ -52,6 +52,35 @@ def test_a_lone_call_gets_everything_up_to_its_top() -> None:
     assert not budget.leases
 
 
+@pytest.mark.parametrize(("step", "fewest", "most"), [(True, 4, 8), (False, 40, 70)])
+def test_a_step_of_a_longer_call_follows_within_some_steps(
+    step: bool, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call keeps to its end what it began with, so the mean is slow on purpose; after a step comes another one."""
+    now = [1.0]
+    for module in (budget_module, queue_module):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    budget = Budget(8)
+
+    def compute(callers: int, top: int) -> int:
+        leases = [Lease(1) for _ in range(callers)]
+        for lease in leases:
+            lease._step = step
+            budget.claim(lease, top)
+        now[0] += 1.0
+        for lease in leases:
+            budget.give(lease)
+        return leases[-1].threads
+
+    for _ in range(200):
+        assert compute(4, top=2) == 2
+    assert compute(1, top=MANY) == 4
+    calls = 2
+    while compute(1, top=MANY) < 8:
+        calls += 1
+    assert fewest <= calls <= most
+
+
 def test_a_second_call_gets_what_is_left_only_if_it_is_half_of_its_share() -> None:
     budget = Budget(8)
     with held(budget, top=5), held(budget) as second:

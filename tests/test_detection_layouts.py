@@ -98,7 +98,7 @@ CASES = [
     Case("v1-no-cpu-hierarchy", "3:memory:/a\n", f"{ROOT}30 21 0:9 / {G}/memory rw - cgroup c rw,memory\n", {},
          None, "unlimited"),
     Case("v1-line-lost", "3:memory:/a\n", HYBRID, v1(f"{C}/a", "100000"), None, "unknown"),
-    Case("no-lines-no-mounts", "", ROOT, {}, None, "unlimited"),
+    Case("no-lines-no-mounts", "", ROOT, {}, None, "unknown"),  # gVisor
     Case("no-lines-but-mounts", "", UNIFIED, {f"{G}/cpu.max": "100000 100000"}, None, "unknown"),
     # Text of the two tables
     Case("colons", "4:cpu,cpuacct:/a:b:c\n", HYBRID, v1(f"{C}/a:b:c", "100000"), 1.0, "limited"),

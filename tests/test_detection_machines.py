@@ -132,8 +132,18 @@ def test_an_unknown_platform_says_that_limits_are_not_read() -> None:
     assert "platform-limits-unread" in {notice.code for notice in limits.notices}
 
 
+def test_no_cgroup_is_listed_or_mounted(tmp_path: Path) -> None:
+    """gVisor: the limit is outside of the sandbox, if there is one."""
+    mounts = "13 10 0:12 / /proc rw  - proc none rw,dentry_cache_limit=1000\n"
+    root = lay(tmp_path, {"/proc/self/cgroup": "", "/proc/self/mountinfo": mounts})
+    limits = ct.detect(root, affinity=4)
+    assert (limits.status, limits.usable()) == ("unknown", 4)
+    assert [(notice.code, bool(notice.fix)) for notice in limits.notices] == [("cgroup-missing", True)]
+    assert read_limits(str(root), 4, {}, override=2.5).usable() == 2
+
+
 def test_no_cgroup_at_all(tmp_path: Path) -> None:
-    """gVisor: no file tells a limit, an override must work."""
+    """A kernel without them: no file tells a limit, an override must work."""
     mounts = "22 1 0:21 / /proc rw - proc proc rw\n"
     root = lay(tmp_path, {"/proc/self/status": "Cpus_allowed_list:\t0-3\n", "/proc/self/mountinfo": mounts})
     limits = ct.detect(root, affinity=4)

@@ -260,7 +260,7 @@ with Held(1):
     state = llm.__getstate__()
     copied = pickle.loads(pickle.dumps(llm))
     pickled = [counts(copied), state["n_threads"], state["n_threads_batch"], "decode" in vars(copied._ctx)]
-for tokens in range(1, 100):  # the demand's mean comes down
+for tokens in range(1, 12):  # it follows within some tokens
     after = threads()
     if after == [2, 2]:
         break
@@ -576,7 +576,7 @@ show([call[1] for call in calls], ct.statistics().overcommitted)
     assert script(body) == [[2, 1], 1]
 
 
-# No such build is at hand: what a llama.cpp without OpenMP says of itself, and a library without its symbols.
+# What a llama.cpp without OpenMP says of itself, and a library without its symbols; a real one is in the slow tier.
 WITHOUT_OPENMP = """
 native.llama_print_system_info = lambda: b"CPU : SSE3 = 1 | AVX2 = 1 | REPACK = 1 | "
 native._lib = types.SimpleNamespace()
@@ -601,8 +601,8 @@ show(*first, live(other), attributes(other), notices()[1:])
     assert counts == [1, 2, 1, 2]
     assert message == [f"{start}: n_threads_batch=5: lowered to 2"]
     assert live == [2, 2]
-    assert kept == [4, 2, 4, 2]
-    assert second == [f"{start}: n_threads=4: governed calls get at most 2"]
+    assert kept == [2, 2, 2, 2]
+    assert second == [f"{start}: n_threads=4: lowered to 2"]
 
 
 def test_the_installed_build_is_told_from_one_without_openmp() -> None:

@@ -200,7 +200,7 @@ def test_v04_json_has_stable_keys() -> None:
     found = json.loads(Report(evidence, find_problems(evidence)).to_json())
     assert list(found) == [
         *("schema", "version", "pid", "python", "usable_cores", "bound_by", "limits", "plan", "settings", "variables"),
-        *("pools", "threads", "throttling", "pressure", "budget", "hidden_limit"),
+        *("pools", "threads", "throttling", "pressure", "counters", "budget", "hidden_limit"),
         *("address_space", "start_method", "modules", "other_counts"),
         *("problems", "warnings", "notes"),
     ]

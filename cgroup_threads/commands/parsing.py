@@ -43,3 +43,10 @@ def worker_count(text: str) -> int:
     if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number
+
+
+def confidence(text: str) -> float:
+    number = parse_cores(text)
+    if number is None or not 0.5 <= number <= 0.999:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0.5 to 0.999, such as 0.95")
+    return number

@@ -45,11 +45,12 @@ def take_snapshot(environ: Mapping[str, str], files: Files | None = None) -> Aff
     """The mask of this process at import, widened if an OpenMP runtime was loaded before and has pinned this thread.
 
     libgomp still knows how many CPUs there were; which ones they were, other threads or the effective cpuset tell.
-    None where the platform has no masks.
+    None where the platform has no masks, or a sandbox refuses to tell.
     """
-    if not hasattr(os, SYSCALL):
+    try:
+        mask = frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
         return None
-    mask = frozenset(os.sched_getaffinity(0))
     binding = find_binding(environ)
     if binding is None:
         return Affinity(mask, SYSCALL)

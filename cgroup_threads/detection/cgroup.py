@@ -12,11 +12,10 @@ from typing import Final, NamedTuple
 from ..notices import Notice, shown
 from .cpulist import parse_cpulist, parse_number
 from .placement import OVERRIDE_FIX, Place, Placement, place_groups
-from .procfs import LARGE, MEDIUM, MISSING, Files, Reading
+from .procfs import LARGE, MAX_DIGITS, MEDIUM, MISSING, Files, Reading
 from .records import CgroupLevel, Status
 
 _NO_LIMIT: Final = float("inf")  # without the module math, a shared object to load
-_MAX_DIGITS: Final = 20  # 2**64 has 20 digits
 _DEFAULT_PERIOD: Final = "100000"  # microseconds; the kernel's default, for a cpu.max that names none
 
 
@@ -51,13 +50,13 @@ def parse_cfs(quota: str, period: str | None) -> float | None:
     Any negative quota is no limit. Without a period there is no number: the kernel always has both files.
     """
     quota = quota.strip()
-    if quota[:1] == "-" and parse_number(quota[1:], _MAX_DIGITS) is not None:
+    if quota[:1] == "-" and parse_number(quota[1:], MAX_DIGITS) is not None:
         return _NO_LIMIT
     return None if period is None else _ratio(quota, period.strip())
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    runtime, interval = parse_number(quota, _MAX_DIGITS), parse_number(period, _MAX_DIGITS)
+    runtime, interval = parse_number(quota, MAX_DIGITS), parse_number(period, MAX_DIGITS)
     return runtime / interval if runtime and interval else None
 
 
@@ -65,8 +64,8 @@ def read_cgroups(files: Files, pid: str = "self", known: Placement | None = None
     """Locate the cgroups of process ``pid`` and read their limits. Never raises: what is odd becomes a notice.
 
     ``status``: "limited" if any level limits; else "unknown" if our group cannot be located or a level cannot be
-    read; else "unlimited". No cgroups at all (a kernel without them) is "unlimited" too. ``known`` is an earlier
-    placement; it is used while what it was decided from has not changed.
+    read; else "unlimited". No cgroups at all (a kernel without them) is "unlimited" too, a list of none (gVisor) is
+    "unknown". ``known`` is an earlier placement; it is used while what it was decided from has not changed.
     """
     known = _place(files, files.read(f"/proc/{pid}/cgroup", MEDIUM), known)
     notices = list(known.notices)
@@ -132,6 +131,19 @@ def _read_levels(files: Files, place: Place | None, notices: list[Notice]) -> tu
         notices.append(Notice("cgroup-hidden", message, "warning", OVERRIDE_FIX))
         certain = False
     return list(levels.values()), certain
+
+
+def read_pids(files: Files, place: Place | None, need: int) -> list[tuple[int, int, str]]:
+    """Limit, use and file of each level of the pids controller that has room for less than ``need`` tasks more."""
+    found: list[tuple[int, int, str]] = []
+    for directory in {d: None for chain in place.chains for d in chain.directories} if place is not None else ():
+        name = f"{directory}/pids.max"
+        limit = parse_number((files.read(name).text or "").strip(), MAX_DIGITS)  # "max" is no number
+        if limit is not None:
+            used = parse_number((files.read(f"{directory}/pids.current").text or "").strip(), MAX_DIGITS)
+            if used is not None and limit - used < need:
+                found.append((limit, used, files.locate(name)))
+    return found
 
 
 def _read_level(files: Files, version: int, directory: str, notices: list[Notice]) -> tuple[CgroupLevel, bool]:

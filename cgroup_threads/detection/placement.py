@@ -8,9 +8,20 @@ both together give a directory, and there may be none, one or several.
 from typing import Final, NamedTuple
 
 from ..notices import Notice, shown
-from .procfs import MISSING, Membership, Mount, Reading, find_hidden, parse_membership, parse_mounts
+from .procfs import (
+    MISSING,
+    Membership,
+    Mount,
+    MountTree,
+    Reading,
+    find_hidden,
+    parse_membership,
+    parse_mounts,
+    parse_tree,
+)
 
 OVERRIDE_FIX: Final = "set CGROUP_THREADS_CORES to the cores the container was given"
+_NO_CGROUPS: Final = "this kernel or sandbox shows no cgroups: no quota can be seen"
 _MAX_MOUNTS: Final = 16  # of one controller; a machine has one or two
 _STANDARD: Final = "/sys/fs/cgroup"
 
@@ -21,6 +32,7 @@ _USUAL_MOUNTS: Final = [
     Mount(1, "/", f"{_STANDARD}/cpu,cpuacct", ("cpu",)),
     Mount(1, "/", f"{_STANDARD}/cpu", ("cpu",)),
     Mount(1, "/", f"{_STANDARD}/cpuset", ("cpuset",)),
+    Mount(1, "/", f"{_STANDARD}/pids", ("pids",)),
 ]
 
 
@@ -44,7 +56,7 @@ class Place(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The places of both controllers (None: the process is in no hierarchy that could have it), and what they were
+    """The places of the controllers (None: the process is in no hierarchy that could have it), and what they were
     decided from. The same two readings give the same placement, so it may be kept."""
 
     lines: Reading
@@ -58,6 +70,7 @@ class Placement(NamedTuple):
     notices: tuple[Notice, ...] = ()
     identities: tuple[tuple[str, tuple[int, int]], ...] = ()
     """Our directories with their device and inode, while all of them are there."""
+    pids: Place | None = None
 
 
 def place_groups(lines: Reading, table: Reading) -> Placement:
@@ -66,7 +79,7 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
     lxcfs = table.text is not None and " - fuse.lxcfs " in table.text
     if lines.text is None:
         if lines.problem == MISSING and not mounts:
-            notice = Notice("cgroup-missing", "this kernel or sandbox shows no cgroups: no quota can be seen")
+            notice = Notice("cgroup-missing", _NO_CGROUPS)
             return Placement(lines, table, None, None, not table.problem, lxcfs, (notice,))
         notice = Notice("cgroup-unreadable", f"/proc/self/cgroup: {lines.problem}", "warning", OVERRIDE_FIX)
         return Placement(lines, table, None, None, False, lxcfs, (notice,))
@@ -80,8 +93,15 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
     if members.malformed:
         message = f"/proc/self/cgroup: {shown(members.malformed[0])} makes no sense"
         notices.append(Notice("cgroup-malformed", message, "warning", OVERRIDE_FIX))
-    cpu = _locate("cpu", members, mounts, table.text)
-    cpuset = _locate("cpuset", members, mounts, table.text)
+    if not lines.text.strip() and table.text is not None and not mounts:
+        # gVisor: if there is a limit, it is outside of the sandbox.
+        notices.append(Notice("cgroup-missing", _NO_CGROUPS, fix=OVERRIDE_FIX))
+        return Placement(lines, table, None, None, False, lxcfs, tuple(notices))
+    tree = None if table.text is None else parse_tree(table.text)
+    cpu = _locate("cpu", members, mounts, tree)
+    cpuset = _locate("cpuset", members, mounts, tree)
+    unified = cpu is not None and cpu.version == 2 and "pids" not in members.controllers
+    pids = cpu if unified else _locate("pids", members, mounts, tree)
     if cpu is None:
         # A controller in no hierarchy limits nobody. If there is a mount for it, a line was lost.
         certain = not members.malformed and not any(m.version == 2 or "cpu" in m.options for m in mounts)
@@ -96,10 +116,10 @@ def place_groups(lines: Reading, table: Reading) -> Placement:
             certain = False
             message = "/proc/self/cgroup names no group of cpu in the v1 hierarchy that is mounted"
             notices.append(Notice("cgroup-not-listed", message, "warning", OVERRIDE_FIX))
-    return Placement(lines, table, cpu, cpuset, certain, lxcfs, tuple(notices))
+    return Placement(lines, table, cpu, cpuset, certain, lxcfs, tuple(notices), pids=pids)
 
 
-def _locate(controller: str, members: Membership, mounts: list[Mount], mountinfo: str | None) -> Place | None:
+def _locate(controller: str, members: Membership, mounts: list[Mount], tree: MountTree | None) -> Place | None:
     """Find the directories of ``controller``.
 
     A v1 line that names the controller wins over the v2 line: a controller lives in one hierarchy only.
@@ -118,8 +138,8 @@ def _locate(controller: str, members: Membership, mounts: list[Mount], mountinfo
     if not candidates:
         return _nowhere(version, "cgroup-not-mounted", f"{where}: its hierarchy is not mounted here")
     hidden = False
-    if mountinfo is not None:
-        candidates, hidden = _rank(candidates[:_MAX_MOUNTS], mountinfo)
+    if tree is not None:
+        candidates, hidden = _rank(candidates[:_MAX_MOUNTS], tree)
     chains: list[Chain] = []
     ancestors: list[str] = []
     for mount in candidates:
@@ -142,12 +162,12 @@ def _nowhere(version: int, code: str, message: str) -> Place:
     return Place(version, notices=(Notice(code, message, "warning", OVERRIDE_FIX),))
 
 
-def _rank(mounts: list[Mount], mountinfo: str) -> tuple[list[Mount], bool]:
+def _rank(mounts: list[Mount], tree: MountTree) -> tuple[list[Mount], bool]:
     """Mounts in the order they are asked: reachable ones only (if any is), those below /sys/fs/cgroup first.
 
     The second value says that none is reachable.
     """
-    hidden = find_hidden(mountinfo, mounts)
+    hidden = find_hidden(tree, mounts)
     reachable = [mount for mount in mounts if mount.mount_id not in hidden]
     order = sorted(reachable or mounts, key=lambda mount: not (mount.point + "/").startswith(_STANDARD + "/"))
     return order, not reachable

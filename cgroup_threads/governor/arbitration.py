@@ -13,21 +13,24 @@ from typing import Final
 
 DURATIONS_PER_TAU: Final = 30.0
 """The time constant of the demand's mean, in mean call durations."""
+STEP_DURATIONS: Final = 3.0
+"""The same for the steps of a longer call (llama.cpp's tokens), which can change their count at the next one: short
+enough to follow within some steps, long enough to overlook the moments between two steps of the others."""
 DURATION_WEIGHT: Final = 0.1
 """What the latest call counts in the mean duration."""
 
 
-def smooth(mean: float, calls: int, elapsed_s: float, duration_s: float) -> float:
+def smooth(mean: float, calls: int, elapsed_s: float, duration_s: float, durations: float = DURATIONS_PER_TAU) -> float:
     """The time-weighted mean number of calls after ``calls`` were in flight or waiting for ``elapsed_s`` seconds.
 
-    ``duration_s`` is the mean duration of a call, 0 while none has ended. Idle time is left out: the next calls are
-    expected to come as the last ones did.
+    ``duration_s`` is the mean duration of a call, 0 while none has ended; ``durations`` of them are the time constant.
+    Idle time is left out: the next calls are expected to come as the last ones did.
     """
     if elapsed_s <= 0.0 or not calls:
         return mean
     if duration_s <= 0.0:
         return float(calls)
-    return calls + (mean - calls) * math.exp(-elapsed_s / (DURATIONS_PER_TAU * duration_s))
+    return calls + (mean - calls) * math.exp(-elapsed_s / (durations * duration_s))
 
 
 def smooth_duration(mean_s: float, seconds: float) -> float:

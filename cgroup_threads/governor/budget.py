@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..pools.ledger import Lease
 from ..state import process
-from .arbitration import grant, share, smooth, smooth_duration
+from .arbitration import STEP_DURATIONS, grant, share, smooth, smooth_duration
 from .queue import MAX_WAIT_S, Queue
 from .statistics import Counters
 from .waiting import ThreadWaiter, Waiter, kind_of_task
@@ -44,6 +44,8 @@ class Budget(Queue):
         self._is_mine: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self.mean = 0.0
         """The smoothed number of calls in flight and waiting."""
+        self.recent = 0.0
+        """The same over a few calls: for steps of longer ones."""
         self.seen_s = 0.0
         """When ``mean`` was brought up to date (monotonic)."""
         self.counters = Counters()
@@ -153,7 +155,7 @@ class Budget(Queue):
         with self.lock:
             if self.leases or self.queue or self._returned or self._after:
                 return False
-            cores = share(self.cores - self.extra, 1, self.mean if self.duration_s else 1.0, top)
+            cores = share(self.cores - self.extra, 1, self._expected(lease, 1), top)
             if not cores:  # a part whose parent has ended
                 return False
             now = monotonic()
@@ -174,9 +176,9 @@ class Budget(Queue):
         if len(leases) != 1 or leases.pop(lease, None) is None:
             return False
         seconds = now - lease._since_s
-        self.mean = smooth(self.mean, 1, now - self.seen_s, self.duration_s)
+        self._follow(1, now)
         self.duration_s = smooth_duration(self.duration_s, seconds)
-        self.seen_s = self.moved_s = now
+        self.moved_s = now
         self.counters.core_seconds += seconds * lease.threads
         return True
 
@@ -193,7 +195,7 @@ class Budget(Queue):
             waits = block and patience != 0.0
             value = 0
             if not self.queue or not waits:
-                value = self._take(top, len(self.leases) + len(self.queue) + 1, now, waits)
+                value = self._take(lease, top, len(self.leases) + len(self.queue) + 1, now, waits)
             if value or not waits:
                 self._begin(lease, value, now, 0.0)
                 self._publish(now)
@@ -262,13 +264,25 @@ class Budget(Queue):
         self._smooth(now)
 
     def _smooth(self, now: float) -> None:
-        self.mean = smooth(self.mean, len(self.leases) + len(self.queue), now - self.seen_s, self.duration_s)
+        self._follow(len(self.leases) + len(self.queue), now)
+
+    def _follow(self, calls: int, now: float) -> None:
+        """There were ``calls`` since the last time."""
+        elapsed = now - self.seen_s
+        self.mean = smooth(self.mean, calls, elapsed, self.duration_s)
+        self.recent = smooth(self.recent, calls, elapsed, self.duration_s, STEP_DURATIONS)
         self.seen_s = now
+
+    def _expected(self, lease: Lease, calls: int) -> float:
+        """The number of calls to share with."""
+        if not self.duration_s:
+            return calls
+        return self.recent if lease._step else self.mean
 
     # What a budget shared by several processes does in another way.
 
-    def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
-        want = share(self.cores - self.extra, calls, self.mean if self.duration_s else calls, top)
+    def _take(self, lease: Lease, top: int, calls: int, since_s: float, half: bool) -> int:
+        want = share(self.cores - self.extra, calls, self._expected(lease, calls), top)
         free = self.cores - sum(self.leases.values())
         return grant(want, free, len(self.leases), wait_for_half=half, extra=self.extra)
 

@@ -91,6 +91,7 @@ class CoreBudget:
                 overcommitted=counters.overcommitted,
                 waits=counters.histogram(),
                 core_seconds=counters.core_seconds,
+                waited_s=counters.waited_s,
             )
         budget._send()
         return found

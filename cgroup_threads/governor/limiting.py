@@ -37,11 +37,13 @@ class ThreadLimit:
     decorated generator is limited while it runs, not between its yields.
     """
 
-    __slots__ = ("_open", "_patience", "_threads")
+    __slots__ = ("_open", "_patience", "_step", "_threads")
 
-    def __init__(self, threads: int | None = None, *, patience: float | None = None) -> None:
+    def __init__(self, threads: int | None = None, *, patience: float | None = None, step: bool = False) -> None:
         self._threads = threads if threads is None else check_threads(threads)
         self._patience = None if patience is None else check_patience(patience)
+        self._step = step
+        """Each entry is a step of a longer call: it follows the others' coming and going at once."""
         self._open: list[Lease] = []
         """The entries not left yet. ``with`` finds its own by context; this is for an exit in another one."""
 
@@ -114,7 +116,7 @@ class ThreadLimit:
 
     def _again(self, at_once: bool = False) -> ThreadLimit:
         """The same limit as an object of its own; ``at_once`` never waits for cores."""
-        return ThreadLimit(self._threads, patience=0.0 if at_once else self._patience)
+        return ThreadLimit(self._threads, patience=0.0 if at_once else self._patience, step=self._step)
 
     def __repr__(self) -> str:
         return f"limit_threads({'' if self._threads is None else self._threads})"
@@ -139,6 +141,7 @@ class ThreadLimit:
         patience = core.settings.patience if self._patience is None else self._patience
         top = core.top if self._threads is None else self._threads
         outer = lease._outer
+        lease._step = self._step
         if outer is None:
             core.look()
             return core.budget, top, patience

@@ -81,7 +81,7 @@ class Queue:
             if first.lease in self.leases:  # or came before it could be told
                 self._admit(first)
                 continue
-            value = self._take(first.top, len(self.leases) + len(queue), first.since_s, True)
+            value = self._take(first.lease, first.top, len(self.leases) + len(queue), first.since_s, True)
             if not value:
                 self._lead(first)
                 break
@@ -167,7 +167,7 @@ class Queue:
         """Whether this thread holds the lock."""
         raise NotImplementedError
 
-    def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
+    def _take(self, lease: Lease, top: int, calls: int, since_s: float, half: bool) -> int:
         """Cores for a call that has waited since ``since_s``, of ``calls`` in all; 0 if it has to wait."""
         raise NotImplementedError
 

@@ -10,8 +10,9 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
+from ..pools.ledger import Lease
 from ..state import process
-from .arbitration import grant, share, smooth
+from .arbitration import grant, share
 from .budget import Budget
 from .slots import MAX_SLOTS, Slots, View, open_slots
 from .waiting import TaskWaiter, ThreadWaiter, Waiter
@@ -59,11 +60,9 @@ class SharedBudget(Budget):
             self._tidy()
 
     def _smooth(self, now: float) -> None:
-        calls = len(self.leases) + len(self.queue) + self._view.calls
-        self.mean = smooth(self.mean, calls, now - self.seen_s, self.duration_s)
-        self.seen_s = now
+        self._follow(len(self.leases) + len(self.queue) + self._view.calls, now)
 
-    def _take(self, top: int, calls: int, since_s: float, half: bool) -> int:
+    def _take(self, lease: Lease, top: int, calls: int, since_s: float, half: bool) -> int:
         slots = self.slots
         view = slots.look()
         if (view.held, view.oldest_s) != (self._view.held, self._view.oldest_s):
@@ -76,7 +75,7 @@ class SharedBudget(Budget):
         taken = held | slots.held  # those above a budget that has shrunk count too, until they are given back
         others = view.calls - view.waiting
         calls += view.calls
-        want = share(self.cores - self.extra, calls, self.mean if self.duration_s else calls, top)
+        want = share(self.cores - self.extra, calls, self._expected(lease, calls), top)
         cores = grant(
             want,
             self.cores - taken.bit_count(),

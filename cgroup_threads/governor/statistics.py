@@ -17,7 +17,8 @@ class Statistics(NamedTuple):
     follows. ``active`` calls hold a lease now, ``leased`` cores in sum, ``waiting`` calls queue for one. Since the
     process began, ``granted`` leases were given, of which ``overcommitted`` came out of expired patience and had one
     thread above the budget. ``waits`` counts leases by how long they waited: pairs of an upper bound in seconds
-    (infinity last) and a number. ``core_seconds`` is the sum of cores times seconds leased.
+    (infinity last) and a number. ``core_seconds`` is the sum of cores times seconds leased, ``waited_s`` what all
+    leases had waited, in sum.
     """
 
     cores: int
@@ -30,6 +31,7 @@ class Statistics(NamedTuple):
     overcommitted: int
     waits: tuple[tuple[float, int], ...]
     core_seconds: float
+    waited_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity: the last bound of ``waits`` is None."""
@@ -45,16 +47,18 @@ class Statistics(NamedTuple):
 class Counters:
     """The sums behind ``Statistics``; changed under the budget's lock."""
 
-    __slots__ = ("core_seconds", "granted", "overcommitted", "waits")
+    __slots__ = ("core_seconds", "granted", "overcommitted", "waited_s", "waits")
 
     def __init__(self) -> None:
         self.granted = 0
         self.overcommitted = 0
         self.core_seconds = 0.0
+        self.waited_s = 0.0
         self.waits = [0] * (len(WAIT_BOUNDS_S) + 1)
 
     def waited(self, seconds: float) -> None:
         self.waits[bisect_left(WAIT_BOUNDS_S, seconds)] += 1
+        self.waited_s += seconds
 
     def histogram(self) -> tuple[tuple[float, int], ...]:
         return tuple(zip((*WAIT_BOUNDS_S, float("inf")), self.waits, strict=True))

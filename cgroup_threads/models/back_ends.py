@@ -15,7 +15,7 @@ from ..state import process
 from .plans import note_above_usable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _INTEROP: Final = "torch-interop"
 _TORCH_READS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -75,14 +75,18 @@ def require_onnxruntime() -> Any:
     return onnxruntime
 
 
-def complete_session_options(given: Any, plan: ThreadPlan) -> tuple[Any, str]:
+def complete_session_options(
+    given: Any, plan: ThreadPlan, find_tuned: Callable[[], int | None] | None = None
+) -> tuple[Any, str]:
     """ONNX Runtime's ``SessionOptions``, new or ``given``, with all counts set, and the message if one is too high.
 
+    Where the caller gave no intra-op count, what ``find_tuned`` returns goes before the plan's.
     Under a quota below the CPUs it sees, ONNX Runtime's idle threads would spin the quota away: spinning is switched
     off. Explicit counts also stop it from pinning its threads to CPUs outside the affinity mask.
     """
     options = require_onnxruntime().SessionOptions() if given is None else given
-    options.intra_op_num_threads = options.intra_op_num_threads or plan.threads
+    if not options.intra_op_num_threads:
+        options.intra_op_num_threads = (find_tuned and find_tuned()) or plan.threads
     options.inter_op_num_threads = options.inter_op_num_threads or plan.interop
     if plan.quota_binds and not _has_entry(options, _ONNX_SPINNING):
         options.add_session_config_entry(_ONNX_SPINNING, "0")

@@ -13,6 +13,7 @@ def install() -> None:
     if not process.settings.patch:
         return
     when_imported("llama_cpp.llama", _llama)
+    when_imported("llama_cpp.mtmd_cpp", _llama_pictures)
     when_imported("llama_cpp.server.settings", _llama_server_settings)
     when_imported("llama_cpp.server.model", _llama_server_model)
     when_imported("joblib._parallel_backends", _joblib)
@@ -22,6 +23,12 @@ def _llama(module: ModuleType) -> None:
     from .llama_hook import govern_llama
 
     govern_llama(module)
+
+
+def _llama_pictures(module: ModuleType) -> None:
+    from .llama_pictures import govern_encoders
+
+    govern_encoders(module)
 
 
 def _llama_server_settings(module: ModuleType) -> None:

@@ -18,15 +18,17 @@ from typing import Any, Final, TypeVar
 
 from ..environment import warn_once_if_late
 from ..governor.core_budget import core_budget
-from ..governor.limiting import find_outer, limit_threads
+from ..governor.limiting import ThreadLimit, find_outer
 from ..importing import when_imported
 from ..pools.ledger import current
+from ..profiles.lookup import Tuned, find_counts
 from ..state import process
 from .llama_builds import note_endless_spin
 from .llama_hook import COUNTS, MARK
 
 R = TypeVar("R")
 
+DISTRIBUTION: Final = "llama-cpp-python"
 _METHODS: Final = ("decode", "encode")
 _GOVERNED: Final = "llama-governed"
 _LEASED: Final = "_cgroup_threads_leased"
@@ -41,21 +43,25 @@ _PICTURES: Final[Mapping[str, Mapping[str, int]]] = {
 }
 
 
-def govern(llm: Any) -> None:
+def govern(llm: Any, tuned: Tuned | None = None) -> None:
     """Lease cores around each native call of ``llm``, and compute with their number; at most the counts it was given.
 
-    Counts that were filled in for it are no limit: the budget may have grown since. ``llm.n_threads`` and
+    Counts that were filled in for it are no limit: the budget may have grown since. In their place are the tuned ones
+    past which threads were waste; those of ``tuned``, else of a profile of the model's file. ``llm.n_threads`` and
     ``llm.n_threads_batch`` are read at each call and never written. A model that is governed, or closed, stays as it
     is.
     """
     warn_once_if_late(stacklevel=4)
     context = getattr(llm, "_ctx", None)
-    if getattr(context, "ctx", None) is None:
+    if getattr(context, "ctx", None) is None or _find(context) is not None:
         return
+    if tuned is None:  # it reads files: not under the lock
+        left = [name for name in COUNTS if _is_filled(llm, name)]
+        tuned = find_counts(getattr(llm, "model_path", None), DISTRIBUTION, left)
     with process.lock:
         if _find(context) is not None:
             return
-        governor = LlamaGovernor(llm)
+        governor = LlamaGovernor(llm, tuned.tops)
         governor.bind()
         _governed().add(governor)
     note_endless_spin({name: _count(getattr(llm, name, None)) for name in COUNTS})
@@ -93,9 +99,10 @@ class LlamaGovernor:
         "_llama",
         "_lock",
         "_native",
+        "_tops",
     )
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, tops: Mapping[str, int]) -> None:
         from llama_cpp import llama_cpp as native
 
         self._native = native
@@ -104,6 +111,8 @@ class LlamaGovernor:
         self._lock = threading.RLock()
         """Held while counts are set, so that no call sets its own after ``unbind`` has set the model's."""
         self._active = True
+        self._tops = tops
+        """The most threads for counts that were filled in, where a tuning has found it."""
         self._attributes = tuple(getattr(llm, name, None) for name in COUNTS)
         self._counts = self._live(llm._ctx.ctx)
         """What the context computed with before, and what the model said then."""
@@ -156,9 +165,10 @@ class LlamaGovernor:
         llm, context = self._llama(), self.context
         if not self._active or llm is None or context is None or context.ctx is None:
             return call(*arguments)
-        top = _ceiling(llm, COUNTS[many])
+        name = COUNTS[many]
+        top = self._tops.get(name) if _is_filled(llm, name) else _count(getattr(llm, name, None))
         most = _attainable(top)
-        with limit_threads(top) as lease:
+        with ThreadLimit(top, step=True) as lease:
             pointer = context.ctx
             if pointer is None:
                 raise RuntimeError("the model was closed while this call waited for cores")
@@ -207,11 +217,10 @@ def _find_pointer(pointer: Any) -> LlamaGovernor | None:
     return next((governor for governor in governors() if getattr(governor.context, "ctx", None) == address), None)
 
 
-def _ceiling(llm: Any, name: str) -> int | None:
-    """The most threads that the user gave ``llm`` under ``name``; None where the count is the one we filled in."""
-    value = getattr(llm, name, None)
+def _is_filled(llm: Any, name: str) -> bool:
+    """Whether the count of ``llm`` under ``name`` is the one we filled in, and not its user's."""
     filled = vars(llm).get(MARK) or {}
-    return None if name in filled and filled[name] == value else _count(value)
+    return name in filled and filled[name] == getattr(llm, name, None)
 
 
 def _attainable(top: int | None) -> int:

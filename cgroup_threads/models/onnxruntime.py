@@ -18,6 +18,7 @@ from ..state import process
 from .back_ends import complete_session_options, require_onnxruntime, threads_of_session
 from .instance_methods import limit
 from .keywords import reject_unknown
+from .origins import find_intra_op
 from .plans import warn_above_usable
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def create_onnx_session(model: str | os.PathLike[str] | bytes, **kwargs: Any) ->
     """Return ``onnxruntime.InferenceSession(model, **kwargs)`` with its thread counts set, governed.
 
     ``model`` is a path or the bytes of a model. ``sess_options`` are made, or completed in place: the intra-op count
-    is the plan's, the inter-op count 1, and idle threads do not spin where a quota binds. Counts and entries of the
-    caller are kept, and bring a CgroupThreadsWarning above the usable cores. Each run takes a lease of the core budget.
+    is the tuned one of a profile that holds here, else the plan's, the inter-op count 1, and idle threads do not spin
+    where a quota binds. Counts and entries of the caller are kept, and bring a CgroupThreadsWarning above the usable
+    cores. Each run takes a lease of the core budget.
 
     Raises MissingExtraError without onnxruntime, UnknownArgumentError for a keyword the constructor does not know (it
     would swallow it in silence), and what the constructor raises.
@@ -44,7 +46,8 @@ def create_onnx_session(model: str | os.PathLike[str] | bytes, **kwargs: Any) ->
     library = require_onnxruntime()
     warn_once_if_late(stacklevel=3)
     reject_unknown(kwargs, library.InferenceSession.__init__, "InferenceSession", _UNDECLARED)
-    options, above = complete_session_options(kwargs.pop("sess_options", None), current_plan())
+    given = kwargs.pop("sess_options", None)
+    options, above = complete_session_options(given, current_plan(), lambda: find_intra_op(model))
     warn_above_usable([above])
     session = library.InferenceSession(model, sess_options=options, **kwargs)
     govern(session)

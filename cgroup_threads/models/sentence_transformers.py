@@ -39,7 +39,8 @@ def create_sentence_transformer(
     own OMP_NUM_THREADS or MKL_NUM_THREADS if that is more; its inter-op count is set if torch still accepts that.
     ``onnx`` gets ``SessionOptions`` and ``openvino`` a configuration with the count in ``model_kwargs``; values of the
     caller are kept, and bring a CgroupThreadsWarning above the usable cores. A ``SessionOptions`` object of the caller
-    is completed in place. The model is governed: each batch takes a lease of the core budget.
+    is completed in place. The model is governed: each batch takes a lease of the core budget, on torch of at most the
+    tuned count of a profile that holds here.
 
     Raises MissingExtraError without sentence-transformers (or onnxruntime), UnknownArgumentError for a keyword the
     constructor does not declare, InvalidArgumentError for another ``backend``; and what the constructor raises.

@@ -2,7 +2,7 @@
 
 ``encode`` and ``predict`` run the model once a batch, so a long call shrinks and grows between batches as others come
 and go; tokenisation is outside. A back end with a pool of its own (onnx, openvino) is admitted by the lease, and asks
-for at most the threads it has.
+for at most the threads it has. A tuned count is the most that a batch asks for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..importing import when_imported
 from ..state import process
 from .back_ends import session_threads
 from .instance_methods import UNCOMPILED, InstanceMethod, LeasedMethod, enter, leave, put, take_back
+from .origins import find_top
 from .worker_pools import POOL_START, PoolStart
 
 _FORWARD: Final = "forward"
@@ -42,8 +43,10 @@ def govern(model: Any, claimant: Any = None) -> None:
     """
     when_imported("torch._dynamo", skip_our_code)
     claimant = model if claimant is None else claimant
-    for module in _modules_of(model):
-        put(module, _FORWARD, LeasedMethod, session_threads(module), claimant)
+    counts = [(module, session_threads(module)) for module in _modules_of(model)]
+    top = find_top(model) if any(own is None for _, own in counts) else None
+    for module, own in counts:
+        put(module, _FORWARD, LeasedMethod, top if own is None else own, claimant)
         if hasattr(type(module), _REPLICATE):
             put(module, _REPLICATE, Replicate, claimant=claimant)
     if hasattr(type(model), POOL_START):

@@ -30,6 +30,7 @@ class Lease:
         "_owner",
         "_part",
         "_since_s",
+        "_step",
         "_thread",
         "threads",
         "waited_s",
@@ -50,6 +51,8 @@ class Lease:
         self._part: object = None
         """The budget made of its cores, once other threads or tasks use them."""
         self._since_s = 0.0
+        self._step = False
+        """It is a step of a longer call, which can have another count at the next one."""
 
     @property
     def active(self) -> bool:

@@ -25,7 +25,8 @@ from ..state import process
 from ..variables import VARIABLES
 from .counters import Throttling, binding_level, read_pressure, read_threads, read_throttling, throttling_between
 from .judge import POOL_VARIABLES, pool_kind
-from .records import Evidence, Origin, VariableState
+from .records import CounterSample, Evidence, Origin, VariableState
+from .since import read_counters
 
 if TYPE_CHECKING:
     from ..governor.hidden import HiddenLimit
@@ -65,6 +66,7 @@ def collect(interval: float = 0.0) -> Evidence:
     throttling = None if level is None else _sample(level.path, interval)
     no_budget: tuple[Statistics | None, HiddenLimit | None, int | None] = (None, None, None)
     budget, hidden, cap = guard("core budget", _budget, no_budget)
+    no_counters: CounterSample | None = None
     return Evidence(
         version=__version__,
         pid=os.getpid(),
@@ -87,6 +89,7 @@ def collect(interval: float = 0.0) -> Evidence:
         budget=budget,
         hidden=hidden,
         hidden_cap=cap,
+        counters=guard("counters", lambda: read_counters(limits), no_counters),
         notices=(*limits.notices, *today.notices, *decision.notices, *process.notices, *guard.notices),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..detection.records import CpuLimits
 from ..governor.hidden import HiddenLimit
@@ -31,6 +31,37 @@ class VariableState(NamedTuple):
     late: bool = False
 
 
+class PressureCounter(NamedTuple):
+    """For how many seconds some thread has waited for a CPU, as counted in ``file``.
+
+    ``cgroup`` is device and inode of the group, empty for the whole machine.
+    """
+
+    file: str
+    cgroup: str
+    seconds: float
+
+
+class CounterSample(NamedTuple):
+    """Raw counters at one moment and whose they are, so that a later look can tell what came in between.
+
+    ``boot`` is the kernel's boot id, ``uptime_s`` its clock, ``cgroup`` device and inode of the group whose quota
+    binds: the one that ``throttling`` is of.
+    """
+
+    boot: str
+    uptime_s: float
+    cgroup: str
+    throttling: Throttling | None
+    pressure: PressureCounter | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        throttling = None if self.throttling is None else self.throttling._asdict()
+        pressure = None if self.pressure is None else self.pressure._asdict()
+        return {**self._asdict(), "throttling": throttling, "pressure": pressure}
+
+
 class Evidence(NamedTuple):
     """Everything a report says something about. Nothing in it changes after it was collected.
 
@@ -39,6 +70,7 @@ class Evidence(NamedTuple):
     ``fork_guarded`` says that pools are paused before each fork. ``modules`` are the native libraries imported so
     far; ``python_threads`` the threads that run Python. ``other_counts`` are cores as other libraries count them.
     ``budget`` is the core budget, None where nothing has leased from it.
+    ``counters`` are those of the kernel when all was looked at.
     ``hidden`` says what leases got where that is less than they stand for; ``hidden_cap`` is the budget following it.
     """
 
@@ -63,4 +95,5 @@ class Evidence(NamedTuple):
     budget: Statistics | None = None
     hidden: HiddenLimit | None = None
     hidden_cap: int | None = None
+    counters: CounterSample | None = None
     notices: tuple[Notice, ...] = ()

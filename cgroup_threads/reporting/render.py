@@ -91,6 +91,7 @@ def _constraints(evidence: Evidence) -> list[str]:
     if limits.override is not None:
         rows.append(("override", _cores(limits.override), "CGROUP_THREADS_CORES"))
     physical = f"{_plural(limits.physical_cores, 'physical core')} in the affinity mask"
+    rows += [("tasks", f"{task.limit} {task.name}", f"{task.used} used ({_path(task.file)})") for task in limits.tasks]
     rows.append(("host", _plural(limits.host_cpus, "CPU"), physical))
     if evidence.throttling is not None and evidence.limits.status == "limited":
         rows.append(("throttled", *_throttling(evidence.throttling, evidence.interval)))
@@ -274,6 +275,7 @@ def to_dict(evidence: Evidence, findings: Sequence[Notice]) -> dict[str, Any]:
             "scheduler": None if limits.scheduler is None else limits.scheduler._asdict(),
             "override": limits.override,
             "levels": [level._asdict() for level in limits.levels],
+            "tasks": [task._asdict() for task in limits.tasks],
         },
         "plan": {name: value for name, value in plan._asdict().items() if name != "notices"},
         "settings": {name: value for name, value in evidence.settings._asdict().items() if name != "notices"},
@@ -289,6 +291,7 @@ def to_dict(evidence: Evidence, findings: Sequence[Notice]) -> dict[str, Any]:
         if evidence.throttling is None
         else {**evidence.throttling._asdict(), "share": evidence.throttling.share, "interval": evidence.interval},
         "pressure": None if evidence.pressure is None else evidence.pressure._asdict(),
+        "counters": None if evidence.counters is None else evidence.counters.to_dict(),
         "budget": None if evidence.budget is None else evidence.budget.to_dict(),
         "hidden_limit": None if evidence.hidden is None else {**evidence.hidden._asdict(), "cap": evidence.hidden_cap},
         "address_space": evidence.address_space,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, NamedTuple
 
 from . import require
 from .commands import ROOT, clean_environ
+from .containers import PERIOD_US, Container, run_container
 
 CPU, CPUSET = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpuset")
-PERIOD_US = 100_000
 
 
 class Layout(NamedTuple):
@@ -62,6 +60,12 @@ exec unshare -m --propagation private sh -c 'B=$(mktemp -d) && mkdir $B/cpu $B/c
 mount --bind /sys/fs/cgroup/cpu/$GROUP $B/cpu && mount --bind /sys/fs/cgroup/cpuset/$GROUP $B/cpuset &&
 mount -t tmpfs tmpfs /sys/fs/cgroup && cd /sys/fs/cgroup && mkdir cpu cpuset &&
 mount --move $B/cpu cpu && mount --move $B/cpuset cpuset && rmdir $B/cpu $B/cpuset $B && cd / && exec "$@"' sh "$@" """,
+    "no mountinfo": """shift
+exec unshare -m --propagation private sh -c 'B=$(mktemp -d) && mount -t tmpfs tmpfs $B &&
+mkdir $B/$$ && ln -s $$ $B/self &&
+for f in cgroup maps stat status; do : > $B/$$/$f && mount --bind /proc/$$/$f $B/$$/$f || exit 96; done &&
+for d in fd task; do mkdir $B/$$/$d && mount --bind /proc/$$/$d $B/$$/$d || exit 96; done &&
+mount --move $B /proc && rmdir $B && exec "$@"' sh "$@" """,
     "covered": """shift
 exec unshare -m --propagation private sh -c 'mount -t tmpfs tmpfs /sys/fs/cgroup && exec "$@"' sh "$@" """,
 }
@@ -113,83 +117,11 @@ def run_inside(name: str, view: str, command: Sequence[str]) -> str:
     return done.stdout
 
 
-def run_container(command: Sequence[str], *, quota: float | None = None, cpus: str | None = None) -> str:
-    """Run ``command`` in a container of runc whose root is a copy-on-write view of this machine's."""
-    runc = shutil.which("runc")
-    require(runc, "runc is not installed")
-    require(os.geteuid() == 0, "runc needs root")
-    assert runc is not None
-    work = Path(tempfile.mkdtemp(prefix="ct-runc-"))
-    layers, bundle = work / "layers", work / "bundle"
-    layers.mkdir()
-    bundle.mkdir()
-    mounted: list[Path] = []
-    try:
-        _mount(mounted, layers, "-t", "tmpfs", "tmpfs")
-        for name in ("upper", "work", "merged"):
-            (layers / name).mkdir()
-        options = f"lowerdir=/,upperdir={layers}/upper,workdir={layers}/work"
-        _mount(mounted, layers / "merged", "-t", "overlay", "-o", options, "overlay")
-        config = _container(work.name, str(layers / "merged"), command, quota, cpus)
-        (bundle / "config.json").write_text(json.dumps(config))
-        done = subprocess.run(
-            [runc, "--root", str(work / "state"), "run", "-b", str(bundle), work.name],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-    finally:
-        for path in reversed(mounted):
-            subprocess.run(["umount", str(path)], check=True)
-        shutil.rmtree(work)
-
-
-def _mount(mounted: list[Path], path: Path, *arguments: str) -> None:
-    done = subprocess.run(["mount", *arguments, str(path)], capture_output=True, text=True, check=False)
-    require(done.returncode == 0, f"no overlay file system: {done.stderr.strip()}")
-    mounted.append(path)
-
-
-def _container(name: str, root: str, command: Sequence[str], quota: float | None, cpus: str | None) -> dict[str, Any]:
-    """An OCI runtime configuration: its own namespaces, the cgroup mounts as Docker makes them.
-
-    Without /dev/shm joblib would have no semaphores and would answer 1 whatever the limit.
-    """
-    cpu: dict[str, Any] = {}
-    if quota is not None:
-        cpu = {"quota": round(quota * PERIOD_US), "period": PERIOD_US}
-    if cpus is not None:
-        cpu["cpus"] = cpus
-    environ = [f"{key}={value}" for key, value in clean_environ().items()]
-    # joblib counts one CPU where there is no /dev/shm for its semaphores.
-    mounts = [
-        ("/proc", "proc"),
-        ("/dev", "tmpfs"),
-        ("/dev/shm", "tmpfs"),
-        ("/sys", "sysfs"),
-        ("/sys/fs/cgroup", "cgroup"),
-    ]
-    return {
-        "ociVersion": "1.0.2",
-        "process": {"user": {"uid": 0, "gid": 0}, "args": [*command], "cwd": "/", "env": environ},
-        "root": {"path": root, "readonly": False},
-        "mounts": [{"destination": path, "type": kind, "source": kind} for path, kind in mounts],
-        "linux": {
-            "cgroupsPath": f"/{name}",
-            "resources": {"cpu": cpu},
-            "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")],
-        },
-    }
-
-
 def ask(layout: Layout) -> dict[str, Any]:
     """What ``answers.py`` prints in ``layout``."""
     command = (sys.executable, str(ROOT / "tests" / "lab" / "answers.py"))
     if layout.view == "container":
-        text = run_container(command, quota=layout.quota, cpus=layout.cpus)
+        text = run_container(command, Container(quota=layout.quota, cpus=layout.cpus))
     else:
         with group(layout.quota, layout.cpus, layout.parent_quota) as name:
             text = run_inside(name, layout.view, command)

@@ -54,7 +54,8 @@ def run_script(
     The environment holds no thread variables but those in ``environ``; with ``strict`` warnings are errors.
     """
     clean = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
-    clean.update(PYTHONPATH=str(ROOT), PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1", **environ)
+    clean.update(PYTHONPATH=str(ROOT), PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1")
+    clean.update({"CGROUP_THREADS_PROFILES": "0", **environ})  # nobody's own tuned counts
     # llama-cpp-python leaves /dev/null open on purpose; the warning of the interpreter's exit is not ours.
     warnings = ["-W", "error", "-W", "ignore::ResourceWarning"] if strict else []
     command = [python, *warnings, "-c", script]

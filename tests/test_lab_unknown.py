@@ -1,0 +1,42 @@
+"""A budget whose limits can no longer be read stays what it was: not to know is no reason to take more."""
+
+from __future__ import annotations
+
+from cgroup_threads.detection.records import CpuLimits, Topology
+from cgroup_threads.governor.sizing import Size, keep_known
+from tests.lab.cgroup1 import group
+from tests.lab.shared_budget import workers
+
+EXHAUST = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True: held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError: pass
+"""
+
+
+def test_a_process_out_of_descriptors_keeps_its_budget() -> None:
+    """Its quota cannot be read then, and the host has more cores."""
+    with group(quota=1.0) as name, workers(name, 1) as (worker,):
+        assert worker("[ct.detect().status, core(), enter(), leave()]") == ["limited", 1, 1, None]
+        worker(f"exec({EXHAUST!r})")
+        assert worker("[ct.detect().status, ct.detect().quota]") == ["unknown", None]
+        assert worker("[ct.refresh().cores, ct.statistics().bound_by, core(), enter(), leave()]") == [
+            *(1, "quota"),
+            *(1, 1, None),
+        ]
+        worker("[os.close(descriptor) for descriptor in held]")
+        assert worker("[ct.detect().status, ct.refresh().cores]") == ["limited", 1]
+
+
+def test_only_what_a_quota_gave_is_kept() -> None:
+    cpus = frozenset(range(8))
+    unknown = CpuLimits(None, "unknown", cpus, "sched_getaffinity", None, 8, 8, "host", Topology(8))
+    after = Size(8, "process", "host")
+    assert keep_known(Size(2, "process", "quota", extra=1), after, unknown) == Size(2, "process", "quota", extra=1)
+    assert keep_known(Size(2, "process", "affinity"), after, unknown) == after
+    assert keep_known(Size(12, "process", "quota"), after, unknown) == after  # less is safe
+    assert keep_known(Size(2, "process", "quota"), after, unknown._replace(status="unlimited")) == after
+    assert keep_known(Size(2, "process", "quota"), after, unknown._replace(override=8.0)) == after
