@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .detection.records import CpuLimits
 from .errors import check_threads
 from .notices import Notice
-from .settings import Settings
+from .settings import MAX_COUNT, Settings
 from .state import process
 from .variables import Counts, clean_environment
 
@@ -17,8 +17,9 @@ class ThreadPlan(NamedTuple):
     ``threads`` is the count for compute pools of this process (a call's share if ``concurrency`` was given),
     ``interop`` for pools that run whole operators side by side, ``usable`` the cores the container may keep busy,
     ``workers`` the processes that share them, ``bound_by`` the constraint that won ("quota", "affinity", ...,
-    "physical cores", "workers", "concurrency"). ``quota_binds`` says that a quota is below what libraries see.
-    ``environment`` are the variables that express the plan.
+    "physical cores", "workers", "concurrency", "pids.max", "RLIMIT_NPROC", "RLIMIT_AS"). ``quota_binds`` says that a
+    quota is below what libraries see. ``environment`` are the variables that express the plan. ``ceiling`` is the most
+    threads of a pool that the last three limits have room for, None without them.
     """
 
     threads: int
@@ -30,6 +31,7 @@ class ThreadPlan(NamedTuple):
     quota_binds: bool
     environment: dict[str, str]
     notices: tuple[Notice, ...] = ()
+    ceiling: int | None = None
 
 
 def plan(limits: CpuLimits | None = None, *, workers: int | None = None, concurrency: int | None = None) -> ThreadPlan:
@@ -67,10 +69,12 @@ def share_plan(plan: ThreadPlan, workers: int) -> ThreadPlan:
 def count(plan: ThreadPlan, settings: Settings) -> Counts:
     """The numbers of the variables for one worker process under ``plan``.
 
-    Pools that cannot grow later are sized for CGROUP_THREADS_MAX_CORES, of which each worker gets its share.
+    Pools that cannot grow later are sized for CGROUP_THREADS_MAX_CORES, of which each worker gets its share. No pool
+    gets more threads than there is room for.
     """
-    cores = max(1, plan.usable // plan.workers)
-    ceiling = (settings.max_cores or 1) // plan.workers
+    most = MAX_COUNT if plan.ceiling is None else plan.ceiling
+    cores = min(most, max(1, plan.usable // plan.workers))
+    ceiling = min(most, (settings.max_cores or 1) // plan.workers)
     return Counts(
         threads=plan.threads,
         interop=plan.interop,
@@ -104,6 +108,15 @@ def decide(
     for divisor, name in ((shares, "workers"), (calls, "concurrency")):
         if divisor > 1 and threads > 1:
             threads, bound_by = max(1, threads // divisor), name
+    notices, ceiling = _notices(limits, settings, usable), None
+    if limits.tasks or limits.address_space is not None:
+        from .rooms import find_rooms, judge_rooms
+
+        rooms = find_rooms(limits, shares)
+        notices += judge_rooms(rooms, threads)
+        ceiling = rooms[0].threads
+        if ceiling < threads:
+            threads, bound_by = ceiling, rooms[0].bound_by
     return ThreadPlan(
         threads=threads,
         interop=1,
@@ -113,7 +126,8 @@ def decide(
         bound_by=bound_by,
         quota_binds=limits.quota is not None and limits.quota < limits.width,
         environment={},
-        notices=_notices(limits, settings, usable),
+        notices=notices,
+        ceiling=ceiling,
     )
 
 

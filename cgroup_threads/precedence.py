@@ -74,10 +74,11 @@ def settle(
     replaced = {n for n in verdicts if settings.override and n not in frozen and _has_number(n, counts)}
     kept = {n: v for n, v in verdicts.items() if v.state != "blank" and n not in replaced}
 
+    notices = [*_find_crowded(plan, kept)]
     cap = plan.threads
     for name in (OMP, OMP_LIMIT):
         cap = min(cap, (kept[name].threads if name in kept else None) or cap)
-    notices = [*find_conflicts(user, kept, cap, affinity)]
+    notices += find_conflicts(user, kept, cap, affinity)
     if _is_torchrun_rank(plan, user, settings) and cap > 1:
         message = f"{OMP}=1 in this torchrun rank, as torchrun sets it by itself; the rank's share is {cap} threads"
         fix = f"set {OMP}={cap} for torchrun, or CGROUP_THREADS_OVERRIDE=1"
@@ -117,6 +118,16 @@ def _judge_all(
             capped = limit if name == OMP else None
             verdicts[name] = judge(name, user[name], usable, share=plan.threads, host_cpus=host_cpus, limit=capped)
     return verdicts
+
+
+def _find_crowded(plan: ThreadPlan, kept: Mapping[str, Verdict]) -> list[Notice]:
+    """User's values with more threads than limits on tasks or address space have room for."""
+    if plan.ceiling is None:
+        return []
+    from .rooms import judge_value
+
+    starting = [v for v in kept.values() if BY_NAME[v.name].kind not in ("maximum", "limit", "interop")]
+    return [judge_value(v.name, v.text, plan.ceiling) for v in starting if (v.threads or 0) > plan.ceiling]
 
 
 def _has_number(name: str, counts: Counts) -> bool:

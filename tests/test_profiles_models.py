@@ -151,7 +151,7 @@ def test_the_default_directory(tmp_path: Path) -> None:
 path = save(PATH, LIBRARY, n_threads=1)
 show(path, counts(ct.create_llama(PATH, **COMMON)))
 """
-    path, found = script(LLAMA + body, XDG_CACHE_HOME=str(tmp_path))
+    path, found = script(LLAMA + body, XDG_CACHE_HOME=str(tmp_path), CGROUP_THREADS_PROFILES="")
     assert path.startswith(f"{tmp_path}/cgroup_threads/profiles/")
     assert found == [1, 2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from typing import Final
@@ -11,10 +12,11 @@ from ..settings import ROUNDINGS, Rounding
 from ..state import process
 from .cpulist import MAX_CPUS
 from .probe import conclude, observe
-from .records import CpuLimits
+from .records import CpuLimits, Observation
 
 __all__ = ["CpuLimits", "detect", "usable_cores"]
 
+_LACKING: Final = tuple(os.strerror(number) for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _AFFINITY: Final = f"a count from 1 to {MAX_CPUS} or a collection of CPU numbers"
 
 
@@ -34,8 +36,19 @@ def detect(root: str | os.PathLike[str] = "/", *, affinity: int | Collection[int
     known = process.observation if real else None
     seen = observe(path, mask, os.environ, snapshot=process.affinity, known=known)
     if real and mask is None:
+        seen = _keep_known(seen, known)
         process.observation = seen
     return conclude(seen, os.environ, process.settings.cores)
+
+
+def _keep_known(seen: Observation, known: Observation | None) -> Observation:
+    """What was ``known`` before, where files could not be opened for a lack of descriptors or memory in this process or
+    machine: that says nothing of the limits, and they must not seem to be gone."""
+    lacking = [notice for notice in seen.notices if notice.message.endswith(_LACKING)]
+    if not lacking or known is None:
+        return seen
+    kept = [notice for notice in known.notices if not notice.message.endswith(_LACKING)]
+    return known._replace(notices=(*kept, lacking[0]))
 
 
 def usable_cores(*, rounding: Rounding | None = None) -> int:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
 
 from ..notices import Notice
 from .affinity import SYSCALL, Affinity, read_affinity
-from .cgroup import CgroupLimits, read_cgroups
+from .cgroup import CgroupLimits, read_cgroups, read_pids
 from .cpulist import parse_cpulist
-from .procfs import MEDIUM, Files, parse_status_cpus
+from .procfs import MEDIUM, Files, parse_all_tasks, parse_soft_limit, parse_status_cpus
 from .records import Observation
 from .topology import ONLINE, judge_topology, read_list, read_topology
+
+if TYPE_CHECKING:
+    from .tasks import AddressSpace, TaskLimit
+
+NEED: Final = 16
+"""Tasks for each CPU: a limit with more room than that is of no concern. Workers divide threads, not this number."""
+MANY_TASKS: Final = 1 << 15
+"""No user has so many."""
 
 
 def observe(
@@ -41,6 +50,7 @@ def observe(
         topology = known.topology
     else:
         topology = read_topology(files, mask.cpus, online, notices)
+    tasks, space = _read_task_limits(files, environ, pid, groups, len(mask.cpus), known)
     host = len(online)
     host_known = host > 0
     if not host_known and affinity is None and mask.source == SYSCALL:
@@ -57,8 +67,46 @@ def observe(
         cpuset_directory=groups.cpuset_directory,
         levels=groups.levels,
         placement=groups.placement,
+        tasks=tasks,
+        address_space=space,
         notices=(*groups.notices, *mask.notices, *notices, *judge_topology(topology, mask.cpus)),
     )
+
+
+def _read_task_limits(
+    files: Files,
+    environ: Mapping[str, str],
+    pid: str,
+    groups: CgroupLimits,
+    width: int,
+    known: Observation | None,
+) -> tuple[tuple[TaskLimit, ...], AddressSpace | None]:
+    """Limits on threads that are near; most processes have none, and need not load what judges them."""
+    text = files.read(f"/proc/{pid}/limits", MEDIUM).text or ""
+    space = parse_soft_limit(text, "Max address space")
+    processes = parse_soft_limit(text, "Max processes")
+    if processes is not None and not _may_bind(files, processes, width):
+        processes = None
+    pids = read_pids(files, groups.placement.pids, NEED * width)
+    if not pids and processes is None and space is None:
+        return (), None
+    from .tasks import make_address_space, read_task_limits
+
+    tasks: tuple[TaskLimit, ...] = ()
+    if pids or processes is not None:
+        tasks = read_task_limits(files, pid, pids, processes, () if known is None else known.tasks)
+    if space is None:
+        return tasks, None
+    stack = parse_soft_limit(text, "Max stack size")
+    return tasks, make_address_space(space, stack, environ.get("OMP_STACKSIZE", ""))
+
+
+def _may_bind(files: Files, processes: int, width: int) -> bool:
+    """Whether RLIMIT_NPROC could be reached if all tasks of the machine were this user's: that is read in no time."""
+    if processes >= MANY_TASKS:
+        return False
+    tasks = parse_all_tasks(files.read("/proc/loadavg").text or "")
+    return tasks is None or processes < tasks + NEED * width
 
 
 def _as_mask(affinity: int | Collection[int], cpuset: frozenset[int] | None, online: frozenset[int]) -> frozenset[int]:

@@ -90,6 +90,8 @@ def conclude(seen: Observation, environ: Mapping[str, str] | None = None, overri
         scheduler=grant,
         override=override,
         notices=(*seen.notices, *notices),
+        tasks=seen.tasks,
+        address_space=seen.address_space,
     )
 
 

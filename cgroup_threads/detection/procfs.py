@@ -8,12 +8,15 @@ import errno
 import os
 import stat
 import sys
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+from .cpulist import parse_number
 
 SMALL: Final = 4096  # bytes: quota files, single numbers; a path is no longer either (PATH_MAX)
 MEDIUM: Final = 1 << 16  # bytes: CPU lists, /proc/self/cgroup, /proc/self/status
 LARGE: Final = 8 << 20  # bytes: mountinfo of a host with tens of thousands of mounts
 MISSING: Final = "missing"
+MAX_DIGITS: Final = 20  # 2**64 has 20 digits
 
 # O_NONBLOCK: opening a FIFO or a device must not wait for anybody. Not all platforms have all flags.
 _FLAGS: Final = (
@@ -138,11 +141,13 @@ class Mount(NamedTuple):
 
 
 _MAX_MOUNTS: Final = 256  # cgroup mounts kept of one table; a host has about twenty
+MountTree: TypeAlias = tuple[dict[str, str], dict[str, list[tuple[str, str]]]]
+"""Mounts by ID: the parent of each, and the children of each with their mount points."""
 _CGROUP_TYPES: Final = {"cgroup": 1, "cgroup2": 2}
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """The cgroup mounts of a mountinfo table that may have CPU files, in its order; senseless lines are skipped.
+    """The cgroup mounts of a mountinfo table that may have CPU or pids files, in order; senseless lines are skipped.
 
     The type is the field after `` - `` (blanks inside fields are escaped, so it occurs once): neither the source nor
     the mount point says what a mount is.
@@ -154,7 +159,7 @@ def parse_mounts(text: str) -> list[Mount]:
         if end < 0:
             end = len(text)
         # v1 lines of other controllers are most of the table: their options settle it before anything is split.
-        if "cpu" in text[at:end] or text.startswith("cgroup2 ", at + 3):
+        if "cpu" in text[at:end] or "pids" in text[at:end] or text.startswith("cgroup2 ", at + 3):
             mount = _parse_mount(text[text.rfind("\n", 0, at) + 1 : end])
             if mount is not None:
                 found.append(mount)
@@ -170,7 +175,7 @@ def _parse_mount(line: str) -> Mount | None:
     if version is None or len(fields) < 6 or not (fields[3].startswith("/") and fields[4].startswith("/")):
         return None
     options = tuple(rest[-1].split(",")) if len(rest) >= 3 else ()
-    if version == 1 and "cpu" not in options and "cpuset" not in options:
+    if version == 1 and not any(name in options for name in ("cpu", "cpuset", "pids")):
         return None
     return Mount(version, unescape(fields[3]), unescape(fields[4]), options, fields[0])
 
@@ -191,12 +196,8 @@ def unescape(field: str) -> str:
     return "".join(decoded)
 
 
-def find_hidden(text: str, mounts: list[Mount]) -> set[str]:
-    """IDs of those mounts that path lookup cannot reach any more, because another mount lies over them.
-
-    mountinfo still lists an over-mounted cgroup tree, often first. A mount is hidden if it, or any mount it stands on,
-    carries another child whose mount point is at or above the path in question.
-    """
+def parse_tree(text: str) -> MountTree:
+    """Which mount of a mountinfo table stands on which."""
     parents: dict[str, str] = {}
     children: dict[str, list[tuple[str, str]]] = {}
     for line in text.split("\n"):
@@ -204,10 +205,20 @@ def find_hidden(text: str, mounts: list[Mount]) -> set[str]:
         if len(fields) == 6:
             parents[fields[0]] = fields[1]
             children.setdefault(fields[1], []).append((fields[0], unescape(fields[4])))
-    return {mount.mount_id for mount in mounts if _is_hidden(mount, parents, children)}
+    return parents, children
 
 
-def _is_hidden(mount: Mount, parents: dict[str, str], children: dict[str, list[tuple[str, str]]]) -> bool:
+def find_hidden(tree: MountTree, mounts: list[Mount]) -> set[str]:
+    """IDs of those mounts that path lookup cannot reach any more, because another mount lies over them.
+
+    mountinfo still lists an over-mounted cgroup tree, often first. A mount is hidden if it, or any mount it stands on,
+    carries another child whose mount point is at or above the path in question.
+    """
+    return {mount.mount_id for mount in mounts if _is_hidden(mount, tree)}
+
+
+def _is_hidden(mount: Mount, tree: MountTree) -> bool:
+    parents, children = tree
     node, below = mount.mount_id, ""
     seen: set[str] = set()
     while node in parents and node not in seen:
@@ -217,6 +228,19 @@ def _is_hidden(mount: Mount, parents: dict[str, str], children: dict[str, list[t
                 return True
         node, below = parents[node], node
     return False
+
+
+def parse_soft_limit(text: str, name: str) -> int | None:
+    """The soft limit called ``name`` in /proc/PID/limits; None if there is none, or no such line."""
+    start = text.find(name)
+    fields = text[start + len(name) : start + 64].split(None, 1) if start >= 0 else ()
+    return parse_number(fields[0], MAX_DIGITS) if fields else None
+
+
+def parse_all_tasks(text: str) -> int | None:
+    """The tasks of the whole machine: what follows the slash in /proc/loadavg."""
+    fields = text.split()
+    return parse_number(fields[3].partition("/")[2], MAX_DIGITS) if len(fields) > 3 else None
 
 
 def parse_status_cpus(text: str) -> str | None:

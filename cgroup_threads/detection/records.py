@@ -1,11 +1,16 @@
 """The records detection returns. They hold what was read; nothing here reads or decides for others."""
 
 # Annotations are evaluated here: NamedTuple compiles those that are text, one by one, which an import would pay for.
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..notices import Notice
 from ..settings import Rounding
 from .placement import Placement
+
+if TYPE_CHECKING:
+    from .tasks import AddressSpace, TaskLimit
+else:
+    AddressSpace = TaskLimit = object  # most processes need not load what these come from
 
 Status = Literal["limited", "unlimited", "unknown"]
 BoundBy = Literal["override", "quota", "affinity", "cpuset", "scheduler", "host"]
@@ -73,6 +78,8 @@ class Observation(NamedTuple):
     notices: tuple[Notice, ...] = ()
     placement: Placement | None = None
     cpuset_directory: str | None = None
+    tasks: tuple[TaskLimit, ...] = ()
+    address_space: AddressSpace | None = None
 
 
 class CpuLimits(NamedTuple):
@@ -83,6 +90,7 @@ class CpuLimits(NamedTuple):
     scheduler may use, ``affinity_source`` where that was read, ``cpuset`` the CPUs of the cpuset cgroup in
     ``cpuset_directory`` if visible.
     ``bound_by`` names the constraint that won. ``levels`` are all cgroup directories visited, own group first.
+    ``tasks`` are limits on processes and threads, ``address_space`` is RLIMIT_AS: these bound threads, not cores.
     """
 
     quota: float | None
@@ -99,6 +107,8 @@ class CpuLimits(NamedTuple):
     override: float | None = None
     notices: tuple[Notice, ...] = ()
     cpuset_directory: str | None = None
+    tasks: tuple[TaskLimit, ...] = ()
+    address_space: AddressSpace | None = None
 
     @property
     def width(self) -> int:

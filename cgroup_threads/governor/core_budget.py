@@ -13,13 +13,14 @@ from ..detection import detect
 from ..detection.records import CpuLimits
 from ..errors import InvalidArgumentError, check_threads, first_line
 from ..notices import Notice
+from ..planning import current_plan
 from ..pools.ledger import current
 from ..settings import MAX_COUNT, SCOPES, Scope, Settings, parse_count
 from ..state import process
 from ..variables import OMP
 from .budget import Budget
 from .sampling import Sampler
-from .sizing import process_size, shared_size, size
+from .sizing import keep_known, process_size, shared_size, size
 from .statistics import Statistics
 
 # Detection costs 0.1 ms, 0.5 ms after a call has emptied the caches, and each worker process of a container looks for
@@ -69,6 +70,7 @@ class CoreBudget:
         if after.scope != self.size.scope:  # slots stay what they are: the others look there too
             shared = self.size.scope == "container"
             after = shared_size(limits, self.settings) if shared else process_size(limits, self.settings)
+        after = keep_known(self.size, after, limits)
         if self.sampler.cap < after.cores + after.extra:
             after = after._replace(cores=min(self.sampler.cap, after.cores), extra=0, bound_by="hidden limit")
         before, self.size = self.size, after._replace(directory=self.size.directory)
@@ -242,11 +244,13 @@ def check_patience(patience: object) -> float:
 
 
 def _top() -> int:
-    """What one call can use: more threads than the user's own OMP_NUM_THREADS no pool will start."""
+    """What one call can use: no pool will start more threads than the user's own OMP_NUM_THREADS, nor may it start more
+    than there is room for."""
     applied = process.applied
+    ceiling = current_plan().ceiling or MAX_COUNT
     kept = () if applied is None else applied.kept
     counts = [k.threads for k in kept if k.name == OMP and not k.replaced and k.threads]
-    return counts[0] if counts else MAX_COUNT
+    return min(counts[0], ceiling) if counts else ceiling
 
 
 def _ours() -> int:

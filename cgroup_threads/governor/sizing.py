@@ -44,14 +44,30 @@ def size(limits: CpuLimits, settings: Settings) -> Size:
 
 def shared_size(limits: CpuLimits, settings: Settings) -> Size:
     """The budget of all processes of the container."""
-    whole: ThreadPlan = decide(limits, settings, workers=1)
+    whole: ThreadPlan = decide(_cores_alone(limits), settings, workers=1)
     return Size(whole.threads, "container", whole.bound_by, extra=extra_cores(limits, whole))
 
 
 def process_size(limits: CpuLimits, settings: Settings) -> Size:
     """The budget of this process alone."""
-    mine = decide(limits, settings)
+    mine = decide(_cores_alone(limits), settings)
     return Size(mine.threads, "process", mine.bound_by, extra=extra_cores(limits, mine))
+
+
+def _cores_alone(limits: CpuLimits) -> CpuLimits:
+    """``limits`` without those on threads: cores that one call may not use with threads of its own, several may."""
+    return limits._replace(tasks=(), address_space=None)
+
+
+def keep_known(before: Size, after: Size, limits: CpuLimits) -> Size:
+    """``after``, but no more than a quota gave ``before`` while it cannot be read whether that still holds.
+
+    A process that is out of file descriptors, or was moved out of its namespace, is as limited as it was. Pure.
+    """
+    unsure = limits.status == "unknown" and limits.override is None
+    if unsure and before.bound_by == "quota" and after.cores >= before.cores:
+        return after._replace(cores=before.cores, extra=before.extra, bound_by=before.bound_by)
+    return after
 
 
 def extra_cores(limits: CpuLimits, plan: ThreadPlan) -> int:

@@ -201,7 +201,8 @@ def _judge_threads(evidence: Evidence) -> Iterator[Notice]:
 
 def _judge_machine(evidence: Evidence) -> Iterator[Notice]:
     limits, plan = evidence.limits, evidence.plan
-    if evidence.address_space is not None and limits.host_cpus > plan.usable:
+    said = any(notice.code == "address-space-limited" for notice in plan.notices)
+    if evidence.address_space is not None and limits.host_cpus > plan.usable and not said:
         gib = evidence.address_space / 2**30
         yield Notice(
             "address-space-limited",
