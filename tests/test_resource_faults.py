@@ -83,7 +83,7 @@ print(json.dumps([before, lacking, child, look()]))
 def test_the_first_look_without_descriptors_says_so() -> None:
     script = """
 from cgroup_threads.state import process
-from cgroup_threads.detection.probe import read_limits
+ct.detect()
 exhaust()
 process.observation = None
 limits = ct.detect()
@@ -108,7 +108,6 @@ def mounted(shell: str, command: Sequence[str]) -> list[str]:
 FULL = "mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/filler"
 NO_NAMES = "mount -t tmpfs -o nr_inodes=1 none /dev/shm"
 READ_ONLY = "mount --bind /dev/shm /dev/shm; mount -o remount,bind,ro /dev/shm"
-ABSENT = "mount -t tmpfs -o ro none /dev"
 CASES = [
     ("true", True, []),
     (FULL, True, ["slots-without-hints"]),
@@ -138,7 +137,7 @@ def test_a_full_dev_shm_neither_delays_nor_ends_the_import() -> None:
 
 
 def test_no_descriptor_for_a_waiting_call() -> None:
-    """Two threads share one core while there is no descriptor left: both get their turn, and nothing raises."""
+    """Four threads share one core while there is no descriptor left: both get their turn, and nothing raises."""
     script = """
 import threading
 lease()

@@ -161,10 +161,11 @@ def test_a_copied_tree_of_cgroup_v2(tmp_path: Path) -> None:
 
 
 def test_a_copied_tree_of_cgroup_v1(tmp_path: Path) -> None:
-    root = "29 1 0:25 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n30 1 0:26 /k /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
+    cpu = "29 1 0:25 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    pids = "30 1 0:26 /k /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
     files = {
         "proc/self/cgroup": "5:pids:/k/pod\n4:cpu:/\n",
-        "proc/self/mountinfo": root,
+        "proc/self/mountinfo": cpu + pids,
         "proc/self/limits": LIMITS.format(processes=2**40, space=2**33),
         "sys/fs/cgroup/pids/pod/pids.max": "5",
         "sys/fs/cgroup/pids/pod/pids.current": "2",

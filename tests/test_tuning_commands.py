@@ -121,6 +121,17 @@ def test_what_a_run_leaves_behind_is_ended(made: Callable[..., CommandSubject], 
     wait_until(lambda: has_ended(int(path.read_text())))
 
 
+def test_what_has_a_process_group_of_its_own_is_ended_too(made: Callable[..., CommandSubject], tmp_path: Path) -> None:
+    """timeout(1) and shells with job control give their parts one."""
+    path = tmp_path / "pid"
+    script = f'set -m; sleep 1000 & echo $! > "{path}"; test {{threads}} = 1 || wait'
+    subject = made("/bin/bash", "-c", script, limit=1.0)
+    for threads in (1, 2):  # one that ends by itself, and one that is given up
+        subject.measure(COMMAND, threads, 0.0)
+        wait_until(lambda: has_ended(int(path.read_text())))
+    assert subject.given_up == (("command", 2),)
+
+
 def test_closing_from_another_thread_ends_the_run(made: Callable[..., CommandSubject], tmp_path: Path) -> None:
     path = tmp_path / "started"
     subject = made("/bin/sh", "-c", f'echo > "{path}"; sleep 1000', "{threads}")

@@ -299,6 +299,19 @@ def test_a_thread_that_waits_beside_a_pinned_neighbour() -> None:
     print(verdict, pid)
 
 
+@linux
+def test_what_another_child_did_before_is_not_of_now() -> None:
+    """Each count may have a child of its own: the one that computed last is not the one that computes now."""
+    with spinner() as last, spinner() as now:
+        wait_for_cpu(now, 0.3)
+        meter = Meter(detect())
+        meter.begin((last,))
+        before = meter._before
+        assert before is not None
+        assert now in before.look.threads
+        assert before.look.threads[now].run_s >= 0.15
+
+
 @contextmanager
 def neighbour_of_nobody(cpu: int) -> Iterator[int]:
     """A process that spins on ``cpu`` and is nobody's child of ours: its parent has left it."""

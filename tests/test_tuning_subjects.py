@@ -48,6 +48,13 @@ def noisy(threads):
     print("to standard output"); os.write(1, b"raw\\n"); assert input_is_empty()
 def input_is_empty(): return sys.stdin.read() == ""
 
+loaded = []
+def loads(threads):
+    if not loaded:
+        threading.Event().wait(1.0)
+        loaded.append(threads)
+        with open("loaded", "a") as file: file.write("x")
+
 def stuck(threads):
     if threads > 1:
         with open("stuck", "w") as file: file.write(str(os.getpid()))
@@ -60,6 +67,11 @@ def ends(threads):
     os._exit(3)
 def crashes(threads): os.kill(os.getpid(), signal.SIGSEGV)
 def eats(threads): os.kill(os.getpid(), signal.SIGKILL)
+def starts(threads):
+    import subprocess
+    child = subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp if threads == 2 else None)
+    with open("started", "w") as file: file.write(str(child.pid))
+    os._exit(0)
 async def later(threads): pass
 def takes_nothing(): pass
 """
@@ -269,6 +281,27 @@ def test_patience_is_what_one_thread_would_need_several_times(made: Callable[...
         assert subject._patience("call") == 5.0 * child_subject.PATIENCE
         subject._learn("call", 6.0)
         assert subject._bounds["call"] == 5.0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_child_has_started_ends_with_it(made: Callable[..., Any], threads: int) -> None:
+    """Also where the child ended by itself, or was killed at the time limit; with two in a process group of its own."""
+    subject = made("work:starts")
+    with pytest.raises(TuneError, match="it ended with code 0"):
+        subject.measure(CALL, threads, 0.0)
+    wait_until(lambda: has_ended(int(Path("started").read_text())))
+
+
+def test_a_first_call_that_loads_is_not_given_up(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each count has a child of its own, whose first call loads again what the first one of all has loaded."""
+    monkeypatch.setattr(child_subject, "LEAST_LIMIT", 0.2)
+    subject = made("work:loads")
+    for threads in (2, 1):
+        assert subject.measure(CALL, threads, 0.0).seconds < 0.5
+    assert subject.given_up == ()
+    assert Path("loaded").read_text() == "xx"
+    assert subject._patience_to_load(1) == 0.0, "it has loaded"
+    assert subject._patience_to_load(3) >= child_subject.PATIENCE
 
 
 def test_closing_from_another_thread_ends_the_measurement(made: Callable[..., Any]) -> None:

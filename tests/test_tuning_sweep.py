@@ -20,7 +20,7 @@ from cgroup_threads.tuning.function import FunctionSubject, name_function
 from cgroup_threads.tuning.noise import Verdict
 from cgroup_threads.tuning.records import Sample, Task, TuneResult
 from cgroup_threads.tuning.sweep import Measured, Terms, sweep
-from cgroup_threads.tuning.tuner import conclude, find_period, make_terms, say_given_up
+from cgroup_threads.tuning.tuner import conclude, ending, find_period, make_terms, say_given_up
 from tests.lab import require
 from tests.lab.native import pool_script
 
@@ -268,6 +268,16 @@ def test_calls_that_were_given_up_are_told() -> None:
     (notice,) = say_given_up(Patient(amdahl(0), Clock()))
     assert (notice.code, notice.level) == ("tune-given-up", "info")
     assert "decode at 3, decode at 4 threads" in notice.message
+    curve = result_of(run(Recorded(amdahl(0), Clock()), (1, 2, 3, 4))).curves[0]._replace(task=Task("decode", "tokens"))
+    assert curve.recommendation.threads == 4
+    (notice,) = say_given_up(Patient(amdahl(0), Clock()), [curve])
+    assert (notice.code, notice.level) == ("tune-given-up", "warning")
+    assert "also with the recommended count" in notice.message
+
+
+def test_a_time_limit_longer_than_any_wait_is_one() -> None:
+    with ending(Recorded(amdahl(0), Clock()), 1e300):  # whose thread must not fail
+        pass
 
 
 def test_counts_that_were_not_measured_are_named() -> None:
@@ -536,6 +546,7 @@ def test_the_subject_is_closed_on_every_way_out(monkeypatch: pytest.MonkeyPatch)
         ("seconds", "1"),
         ("time_limit", -1),
         ("time_limit", None),
+        ("time_limit", 10**400),
         ("confidence", 0),
         ("confidence", 1.01),
         ("confidence", True),
@@ -543,6 +554,7 @@ def test_the_subject_is_closed_on_every_way_out(monkeypatch: pytest.MonkeyPatch)
         ("tasks", []),
         ("tasks", "call"),
         ("save", True),
+        ("save", ""),
     ],
 )
 def test_arguments_that_cannot_be(name: str, value: object) -> None:

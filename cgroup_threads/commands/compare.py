@@ -184,6 +184,8 @@ def _tolerance(text: str) -> float:
 
 
 def _pattern(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty regular expression leaves out every line")
     try:
         re.compile(text)
     except re.error as error:

@@ -104,7 +104,7 @@ def _run_since(options: argparse.Namespace) -> int:
         with contextlib.closing(Progress(options.json)) as progress:
             _wait(when, progress)
     limits = detect()
-    found = between(before, read_counters(limits), limits.quota, source)
+    found = between(before, read_counters(limits), limits.quota, source, limits.levels)
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     return EXIT_PROBLEM if options.check and found.problem else 0
 

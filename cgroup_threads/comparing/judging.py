@@ -9,7 +9,7 @@ from typing import Final
 from ..notices import Notice, shown
 from .llama_reading import read_llama_summary
 from .ratio import invert, judge_ratio
-from .records import ArmResult, Difference, OutputVerdict, Ratio, Run, Terms
+from .records import NOTHING, ArmResult, Difference, OutputVerdict, Ratio, Run, Terms
 from .wording import say_end, say_ratio
 
 NOISY: Final = 0.1  # standard deviation over median
@@ -59,6 +59,9 @@ def _judge_ends(plain: ArmResult, governed: ArmResult, terms: Terms) -> list[Not
 def _judge_output(output: OutputVerdict, terms: Terms) -> Notice:
     what = "output" if terms.output is None else shown(terms.output, 100)
     about = f" ({output.reason})" if output.reason else ""
+    if output.reason == NOTHING and terms.output is None:
+        fix = "--output FILE compares a file that the command writes"
+        return Notice("compare-output-equal", f"{what}: {NOTHING} to standard output, {output.runs} runs", fix=fix)
     if output.state == "unknown":
         return Notice("compare-output-unknown", f"{what}: {output.reason}", "warning")
     if output.state == "equal":
@@ -82,8 +85,12 @@ def _judge_output(output: OutputVerdict, terms: Terms) -> Notice:
 
 
 def _say_differences(differences: Sequence[Difference]) -> str:
-    parts = [f"{d.place}: {shown(d.plain)[1:-1]} as it is, {shown(d.governed)[1:-1]} governed" for d in differences]
+    parts = [f"{d.place}: {_quote(d.plain)} as it is, {_quote(d.governed)} governed" for d in differences]
     return f"; {'; '.join(parts)}" if parts else ""
+
+
+def _quote(text: str) -> str:
+    return shown(text)[1:-1] if text.strip() else shown(text)  # what is blank would not be seen
 
 
 def _judge_noise(plain: ArmResult, governed: ArmResult, ratio: Ratio | None) -> list[Notice]:

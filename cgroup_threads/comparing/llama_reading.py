@@ -104,9 +104,9 @@ def _most_ms(facts: LlamaFacts, tokens: int, *, cold: bool) -> float:
 
 
 def _say_model(facts: LlamaFacts) -> str:
-    if facts.parameters is not None:
+    if facts.parameters:
         return f"a model of {facts.parameters / 1e9:.3g} billion parameters"
-    if facts.weights is not None:
+    if facts.weights:
         return f"a model of {facts.weights / 1e9:.3g} GB"
     return f"a model of {_UNKNOWN_MODEL / 1e9:.0f} billion parameters (the log does not say how many this one has)"
 

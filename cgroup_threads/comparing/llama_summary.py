@@ -10,13 +10,14 @@ import re
 from typing import Final, NamedTuple
 
 MAX_SUMMARIES: Final = 1000
-_NUMBER: Final = r"(\d+(?:\.\d+)?)"
+_COUNT: Final = r"(\d{1,18})"  # longer ones are nobody's: int() refuses them, float() makes them infinite
+_NUMBER: Final = r"(\d{1,18}(?:\.\d{1,18})?)"
 _TIME: Final = re.compile(
     rf"(?<![\w-])(load|prompt eval|eval|total) time =\s*{_NUMBER} ms"
-    r"(?:\s*/\s*(\d+) (?:tokens|runs?))?"
+    rf"(?:\s*/\s*{_COUNT} (?:tokens|runs?))?"
 )
-_REUSED: Final = re.compile(r"(?<!\w)graphs reused =\s*(\d+)")
-_THREADS: Final = re.compile(r"n_threads = (\d+)(?: \(n_threads_batch = (\d+)\))? / (\d+)")
+_REUSED: Final = re.compile(rf"(?<!\w)graphs reused =\s*{_COUNT}(?!\d)")
+_THREADS: Final = re.compile(rf"n_threads = {_COUNT}(?: \(n_threads_batch = {_COUNT}\))? / {_COUNT}(?!\d)")
 _SIZE: Final = re.compile(rf"(?:file|model) size\s*=\s*{_NUMBER} (MiB|GiB|MB|GB)")
 _PARAMETERS: Final = re.compile(rf"model params\s*=\s*{_NUMBER} (K|M|B|T)\b")
 _UNITS: Final = {"MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -61,6 +62,8 @@ class LlamaFacts(NamedTuple):
 def parse_summaries(text: str) -> tuple[LlamaSummary, ...]:
     """All summaries in ``text``, in order, at most ``MAX_SUMMARIES``."""
     found: list[dict[str, float]] = []
+    if "eval time =" not in text:  # most outputs: not worth a look at each line
+        return ()
     for line in text.splitlines():
         entries = _read_line(line)
         # The load time is the head of a summary; where it is missing, a line that is there already tells of the next.
@@ -90,8 +93,8 @@ def _read_line(line: str) -> dict[str, float]:
     found = _TIME.search(line)
     if found is None:
         reused = _REUSED.search(line)
-        return {"graphs_reused": float(reused[1][:18])} if reused else {}
-    name, milliseconds, count = found[1], float(found[2]), float((found[3] or "0")[:18])
+        return {"graphs_reused": float(reused[1])} if reused else {}
+    name, milliseconds, count = found[1], float(found[2]), float(found[3] or "0")
     if name == "prompt eval":
         return {"prompt_ms": milliseconds, "prompt_tokens": count}
     if name == "eval":

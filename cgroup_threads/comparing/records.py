@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ..errors import CgroupThreadsError
 from ..notices import Notice
 
+NOTHING: Final = "nothing was written"
 State = Literal["equal", "close", "varies", "differ", "unknown"]
 
 

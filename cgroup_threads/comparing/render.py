@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ def render(comparison: Comparison) -> str:
     """The table, and below it what it says."""
     rows = [_HEAD, *(_row(result, comparison) for result in (comparison.plain, comparison.governed))]
     widths = [max(len(row[index]) for row in rows) for index in range(len(_HEAD))]
-    lines = [shown(" ".join(comparison.plain.arm.command), 200)[1:-1], _say_terms(comparison), ""]
+    lines = [_say_command(comparison), _say_terms(comparison), ""]
     for row in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([f"{row[0]:<{widths[0]}}", *cells]).rstrip())
@@ -32,7 +33,9 @@ def markdown(comparison: Comparison) -> str:
     rows = [_row(result, comparison) for result in (comparison.plain, comparison.governed)]
     lines = ["| " + " | ".join(_HEAD) + " |", "|---|" + "---:|" * (len(_HEAD) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", _say_terms(comparison), ""]
+    command = _say_command(comparison)
+    ticks = "``" if "`" in command else "`"
+    lines += ["", f"{ticks} {command} {ticks}" if len(ticks) > 1 else f"`{command}`", "", _say_terms(comparison), ""]
     return "\n".join([*lines, *say_notices(comparison.notices, width=10_000)])
 
 
@@ -95,6 +98,13 @@ def _row(result: ArmResult, comparison: Comparison) -> tuple[str, ...]:
     ends = [*map(str, codes), *(["killed"] if result.gave_up else [])]
     time = say_time(result, comparison.terms.limit)
     return result.arm.name, time, spread, cpu, say_throttled(result), ", ".join(ends)
+
+
+def _say_command(comparison: Comparison) -> str:
+    """As a shell takes it."""
+    text = shlex.join(comparison.plain.arm.command)
+    plain = text.isascii() and text.isprintable() and len(text) <= 200
+    return text if plain else shown(" ".join(comparison.plain.arm.command), 200)[1:-1]
 
 
 def _say_terms(comparison: Comparison) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from .judging import find_notices
 from .outputs import compare_outputs
@@ -11,6 +12,8 @@ from .ratio import find_ratio
 from .records import Arm, ArmResult, CompareError, Comparison, Output, OutputVerdict, Run, Terms
 from .running import run_once
 from .wording import say_end
+
+MAX_KEPT_ALL: Final = 128 << 20  # bytes of one arm's outputs, where each run writes another
 
 Tick = Callable[[int, int, str], None]
 
@@ -74,10 +77,16 @@ class _Side:
             return
         run = run_once(self.arm, terms, tick)
         if run.output is not None:  # equal outputs are kept once
-            run = run._replace(output=self._outputs.setdefault(run.output.digest, run.output))
+            run = run._replace(output=self._keep(run.output))
         self.last, self.gave_up = run, run.limited
         if measured or run.limited:
             self.runs.append(run)
+
+    def _keep(self, output: Output) -> Output:
+        kept = sum(len(other.data or b"") for other in self._outputs.values())
+        if kept + output.size > MAX_KEPT_ALL:
+            output = output._replace(data=None)
+        return self._outputs.setdefault(output.digest, output)
 
     def take(self) -> ArmResult:
         return ArmResult(self.arm, tuple(self.runs), self.gave_up)

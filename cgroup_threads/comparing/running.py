@@ -6,11 +6,12 @@ import hashlib
 import os
 import queue
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from ..notices import shown
@@ -20,7 +21,7 @@ from .records import Arm, CompareError, Output, Run, Terms
 POLL_SECONDS: Final = 0.1
 GRACE_SECONDS: Final = 10.0  # after SIGKILL
 MAX_KEPT: Final = 16 << 20  # of one output, for a look into it
-MAX_OUTPUT: Final = 1 << 30  # on disk
+MAX_OUTPUT: Final = 1 << 30  # on disk, of each stream
 MAX_LOG: Final = 256 << 10  # the end of standard error
 _CHUNK: Final = 1 << 20
 
@@ -45,12 +46,12 @@ def run_once(arm: Arm, terms: Terms, tick: Callable[[], None]) -> Run:
         start = time.perf_counter()
         child = _Child(_start(arm, terms, out, log))
         try:
-            end = _wait(child, start + terms.limit, out, tick)
+            end = _wait(child, start + terms.limit, (out, log), tick)
         finally:
             child.kill()
         limited = end is None
         if end is None:
-            end = _wait(child, time.perf_counter() + GRACE_SECONDS, out, tick)
+            end = _wait(child, time.perf_counter() + GRACE_SECONDS, (), tick)
         if end is None:
             raise CompareError(f"compare: {shown(arm.command[0], 200)}: process {child.process.pid} cannot be ended")
         counted = throttling_between(before, read_throttling(terms.counters)) if terms.counters else None
@@ -106,6 +107,8 @@ def _start(arm: Arm, terms: Terms, out: IO[bytes], log: IO[bytes]) -> subprocess
     given: Any = subprocess.DEVNULL
     try:
         if terms.given is not None:
+            if stat.S_ISFIFO(os.stat(terms.given).st_mode):  # the second run would find it empty
+                raise CompareError(f"compare: {shown(terms.given, 200)}: a pipe cannot be read anew by every run")
             given = open(terms.given, "rb")  # noqa: SIM115  # DEVNULL has no end
     except OSError as error:
         raise CompareError(f"compare: {shown(terms.given or '', 200)}: {error.strerror}") from None
@@ -127,8 +130,11 @@ def _start(arm: Arm, terms: Terms, out: IO[bytes], log: IO[bytes]) -> subprocess
             given.close()
 
 
-def _wait(child: _Child, deadline: float, out: IO[bytes], tick: Callable[[], None]) -> _End | None:
-    """The end of the child; None if it has not come by ``deadline``."""
+def _wait(child: _Child, deadline: float, written: Sequence[IO[bytes]], tick: Callable[[], None]) -> _End | None:
+    """The end of the child; None if it has not come by ``deadline``.
+
+    Raises CompareError once one of the files that are ``written`` is too large: they are on a disk of others.
+    """
     while True:
         tick()
         left = deadline - time.perf_counter()
@@ -137,8 +143,9 @@ def _wait(child: _Child, deadline: float, out: IO[bytes], tick: Callable[[], Non
         except queue.Empty:
             if left <= 0:
                 return None
-        if os.fstat(out.fileno()).st_size > MAX_OUTPUT:
-            raise CompareError(f"compare: the command wrote more than {MAX_OUTPUT >> 30} GiB to standard output")
+        for file, name in zip(written, ("output", "error"), strict=False):
+            if os.fstat(file.fileno()).st_size > MAX_OUTPUT:
+                raise CompareError(f"compare: the command wrote more than {MAX_OUTPUT >> 30} GiB to standard {name}")
 
 
 def _read(file: IO[bytes]) -> Output:
@@ -172,6 +179,8 @@ def _read_file(path: str, old: tuple[int, ...] | None, code: int) -> Output | No
             return None
         raise CompareError(f"compare: the command did not write {shown(path, 200)}")
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+            raise CompareError(f"compare: {shown(path, 200)}: not a regular file")
         with open(path, "rb") as file:
             return _read(file)
     except OSError as error:

@@ -5,6 +5,7 @@ Parsers are pure; readers are bounded and answer None where a file cannot be rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .cpulist import parse_number
@@ -12,6 +13,7 @@ from .procfs import Files
 from .records import CgroupLevel
 
 _MAX_DIGITS = 20  # 2**64 has 20 digits
+_BRIEF = 0.02  # of the CPU time that a period allows
 
 
 class Throttling(NamedTuple):
@@ -76,6 +78,19 @@ def throttling_between(before: Throttling | None, after: Throttling | None) -> T
     periods = after.periods - before.periods
     throttled = min(max(0, after.throttled - before.throttled), periods)
     return Throttling(after.file, periods, throttled, max(0.0, after.seconds - before.seconds))
+
+
+def is_brief(throttling: Throttling, levels: Sequence[CgroupLevel]) -> bool:
+    """Whether the stops were too short to matter: on average less than a fiftieth of what a period allows.
+
+    As many busy threads as a quota has cores are stopped for a moment in many periods, because each CPU gets its part
+    of the quota in slices: eight threads under 8 cores on 64 CPUs in 28 % of all periods, but for 9 of 800 ms.
+    """
+    raw = next((level.raw for level in levels if throttling.file == f"{level.path}/cpu.stat"), None) or ""
+    allowed_us = parse_number(raw.partition(" ")[0], _MAX_DIGITS)
+    if not allowed_us or not throttling.throttled:
+        return False
+    return throttling.seconds / throttling.throttled < _BRIEF * allowed_us / 1e6
 
 
 def parse_pressure(text: str, file: str) -> Pressure | None:

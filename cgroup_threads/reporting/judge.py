@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ..detection.throttling import is_brief
 from ..governor.hidden import complain
 from ..notices import Level, Notice
 from ..pools.records import PoolState
@@ -163,6 +164,8 @@ def _judge_openmp(evidence: Evidence) -> Iterator[Notice]:
 def _judge_throttling(evidence: Evidence) -> Iterator[Notice]:
     throttling, quota = evidence.throttling, evidence.limits.quota
     if throttling is None or quota is None or throttling.periods < MIN_PERIODS or throttling.share < THROTTLED_WARNING:
+        return
+    if is_brief(throttling, evidence.limits.levels):
         return
     cores = "1 core" if quota == 1 else f"{quota:g} cores"
     window = f"of the last {evidence.interval:g} s" if evidence.interval else "since it was made"

@@ -14,6 +14,7 @@ from .. import __version__
 from ..detection.cpulist import parse_number
 from ..detection.procfs import Files
 from ..detection.records import CgroupLevel, CpuLimits
+from ..detection.throttling import is_brief
 from ..errors import CgroupThreadsError
 from ..notices import shown
 from .counters import Throttling, binding_level, read_text, read_throttling
@@ -40,7 +41,8 @@ class Interval(NamedTuple):
     """What was counted in ``seconds``.
 
     ``quota`` is in cores, None without one. ``throttling`` and ``pressure`` (the seconds in which some thread waited
-    for a CPU) are None where they cannot be read, or where they were another group's before.
+    for a CPU) are None where they cannot be read, or where they were another group's before. ``levels`` tell how much
+    a period allows.
     """
 
     seconds: float
@@ -48,6 +50,7 @@ class Interval(NamedTuple):
     quota: float | None
     throttling: Throttling | None
     pressure: PressureCounter | None
+    levels: tuple[CgroupLevel, ...] = ()
 
     @property
     def pressure_share(self) -> float | None:
@@ -62,7 +65,8 @@ class Interval(NamedTuple):
         throttling, quota = self.throttling, self.quota
         if throttling is None or quota is None or quota < 1:  # one busy thread is more than such a quota
             return False
-        return throttling.periods >= MIN_PERIODS and throttling.share >= THROTTLED_PROBLEM
+        often = throttling.periods >= MIN_PERIODS and throttling.share >= THROTTLED_PROBLEM
+        return often and not is_brief(throttling, self.levels)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values: times in seconds, shares 0 to 1."""
@@ -212,7 +216,13 @@ def _number(value: object) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def between(before: CounterSample, after: CounterSample, quota: float | None, source: str) -> Interval:
+def between(
+    before: CounterSample,
+    after: CounterSample,
+    quota: float | None,
+    source: str,
+    levels: tuple[CgroupLevel, ...] = (),
+) -> Interval:
     """What was counted between two readings; ``source`` says where ``before`` came from.
 
     Raises SinceError where they are of different groups or boots, or counters went back.
@@ -229,7 +239,7 @@ def between(before: CounterSample, after: CounterSample, quota: float | None, so
     pressure = _pressure(before.pressure, after.pressure, source)
     if throttling is None and pressure is None:
         raise SinceError(source, "neither throttling nor CPU pressure can be read here")
-    return Interval(seconds, after.cgroup, quota, throttling, pressure)
+    return Interval(seconds, after.cgroup, quota, throttling, pressure, levels)
 
 
 def _throttling(before: Throttling | None, after: Throttling | None, source: str) -> Throttling | None:

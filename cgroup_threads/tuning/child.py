@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..environment import ours_and_users
@@ -23,6 +24,8 @@ from .errors import TuneError
 _LAST_WORDS: Final = 1 << 16
 _ASSERTION: Final = "GGML_ASSERT"  # llama.cpp aborts with it, before the lines of a debugger
 _SECONDS_TO_END: Final = 5.0
+_POLL_SECONDS: Final = 0.01
+_LOOKS: Final = 3  # for members of a session: one that is being killed may start another
 # Where modules are found comes before anything is imported.
 _START: Final = """\
 import json, sys
@@ -77,7 +80,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return not has_ended(self._process)
 
     def ask(self, request: Mapping[str, Any], limit: float) -> dict[str, Any] | None:
         """Send one request and return its answer; None if there was none within ``limit`` seconds."""
@@ -126,18 +129,31 @@ class Child:
         self._lines.put(None)
 
     def _last_words(self) -> str:
-        try:
-            self._process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            kill_session(self._process)
-            self._process.wait()
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while not has_ended(self._process) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        kill_session(self._process)  # what it started may outlive it
+        self._process.wait()
         if self._log.closed:
             return "it was ended"  # by another thread, whose time was over
         return describe_end(self._process.returncode, read_end(self._log))
 
 
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended. It stays a zombie, so that what is left of its session can still be killed."""
+    if process.returncode is None and sys.platform != "win32" and hasattr(os, "waitid"):
+        try:
+            return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            pass  # somebody else waited for it
+    return process.poll() is not None
+
+
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session of its own, with all that are in it. It must not have been waited for."""
+    """Kill a process that leads a session of its own, with all that are in it. It must not have been waited for.
+
+    Without /proc those in a process group of their own are left.
+    """
     if process.returncode is not None:
         return
     try:
@@ -146,6 +162,34 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
         process.kill()
     except ProcessLookupError:
         pass
+    killed = {process.pid}
+    for _ in range(_LOOKS):
+        found = set(_find_members(process.pid)) - killed
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # it ended by itself, or is another user's
+        killed |= found
+        if not found:
+            return
+
+
+def _find_members(session: int) -> Iterator[int]:
+    """The processes in ``session``, also in groups of their own, as timeout(1) and job control make them."""
+    if sys.platform == "win32":
+        return
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if name.isascii() and name.isdigit():
+            try:
+                if os.getsid(int(name)) == session:
+                    yield int(name)
+            except OSError:
+                pass  # it has ended
 
 
 def read_end(log: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +61,10 @@ class ChildSubject:
         self._sizes: dict[str, float] = {}
         self._bounds: dict[str, float] = {}
         """By task: what a call would take one thread, or more. No count takes longer, unless threads collide."""
+        self._first_s: float | None = None
+        """What the first call in a child of its own took beside the measurement: it may load a model."""
+        self._warm: set[int] = set()
+        """The children, by their keys, that have answered."""
         self._given_up: list[tuple[str, int]] = []
 
     @property
@@ -88,9 +93,10 @@ class ChildSubject:
     def measure(self, task: Task, threads: int, seconds: float) -> Sample:
         """Work with ``threads`` threads for about ``seconds``, at least one call. Raises TuneError where it fails."""
         key = threads if self._spec.per_count else 0
-        limit = seconds + self._patience(task.name)
         try:
             child = self._child(key, threads)
+            limit = seconds + self._patience(task.name) + self._patience_to_load(key)
+            begin = time.monotonic()
             answer = child.ask({"task": task.name, "threads": threads, "seconds": seconds}, limit)
         except BaseException:
             # It has ended, or it still works on what nobody waits for any more (KeyboardInterrupt); or its call failed.
@@ -101,6 +107,10 @@ class ChildSubject:
             self._given_up.append((task.name, threads))
             return Sample(self._sizes.get(task.name, 1.0), limit, (limit,))
         calls = tuple(float(value) for value in answer["calls"])
+        if key not in self._warm:
+            self._warm.add(key)
+            loading = time.monotonic() - begin - float(answer["seconds"])
+            self._first_s = loading if self._first_s is None else min(loading, self._first_s)
         self._learn(task.name, threads * min(calls))
         return Sample(float(answer["units"]), float(answer["seconds"]), calls)
 
@@ -115,6 +125,12 @@ class ChildSubject:
         bound = self._bounds.get(task)
         patience = FIRST_LIMIT if bound is None else max(LEAST_LIMIT, PATIENCE * bound)
         return patience if self._limit is None else min(patience, self._limit)
+
+    def _patience_to_load(self, key: int) -> float:
+        """The first call of a function may load what later ones use, in each child anew."""
+        if self._limit is not None or not self._spec.per_count or key in self._warm or self._first_s is None:
+            return 0.0
+        return PATIENCE * self._first_s
 
     def _learn(self, task: str, seconds: float) -> None:
         self._bounds[task] = min(seconds, self._bounds.get(task, seconds))
@@ -156,6 +172,7 @@ class ChildSubject:
     def _drop(self, key: int) -> None:
         with self._lock:
             child = self._children.pop(key, None)
+            self._warm.discard(key)
         if child is not None:
             child.close()
 

@@ -135,10 +135,10 @@ class Meter:
         self._before: Counters | None = None
 
     def begin(self, pids: Sequence[int]) -> None:
-        """A measurement begins."""
+        """A measurement begins. Another child of ours than the last one may compute in it."""
         self._census = take_census()
         self._family = find_family(self._census, os.getpid()).union(pids)
-        self._before = self._read(pids)
+        self._before = self._read([*pids, *self._family.difference(pids, (os.getpid(),))])
 
     def end(self, pids: Sequence[int], threads: int) -> Verdict:
         """The measurement has ended: how was it?"""

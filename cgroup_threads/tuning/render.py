@@ -120,6 +120,8 @@ def _recommend(argument: str, found: Recommendation) -> str:
 
 
 def _say_amdahl(fit: Fit, unit: str) -> str:
+    if fit.serial >= 1:  # as far as it goes: it knows no curve that falls
+        return "Amdahl's law: no part of it gains from a second thread"
     if math.isfinite(fit.limit) and fit.rate > 0:
         limit = f"at most {figure(fit.limit)} {unit}/s, {figure(fit.limit / fit.rate)} times one thread"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -32,6 +33,7 @@ from .sweep import MIN_ROUNDS, Measured, Terms, Tick, sweep
 
 PERIOD_S: Final = 0.1  # of a quota, where it is not told
 GRACE_S: Final = 0.1
+LONGEST_S: Final = sys.float_info.max
 SHORTEST_S: Final = 0.1  # of a measurement without a quota
 PERIODS: Final = 3  # a measurement lasts so many at least: shorter ones may fit between two stops
 
@@ -73,6 +75,8 @@ def tune(
         raise InvalidArgumentError("confidence", confidence, "above 0 and at most 1")
     if max_threads is not None:
         check_threads(max_threads, "max_threads")
+    if save == "":
+        raise InvalidArgumentError("save", save, "True, False or a directory")
     from .subjects import make_subject
 
     began = time.monotonic()
@@ -91,7 +95,7 @@ def tune(
         with showing(progress) as tick, ending(subject, began + time_limit):
             measured = sweep(subject, counts, usable, terms, Meter(limits), tick, tasks=chosen, began=began)
         result = conclude(measured, subject.title, identity, limits, usable)
-        result = result._replace(notices=(*result.notices, *say_given_up(subject)))
+        result = result._replace(notices=(*result.notices, *say_given_up(subject, result.curves)))
     finally:
         subject.close()
     result = add_bandwidth(result, target, limits, usable)
@@ -108,7 +112,7 @@ def check_rounds(rounds: object) -> None:
 
 def check_seconds(seconds: object, argument: str) -> None:
     """Raise InvalidArgumentError for a time that does not pass or never ends."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds <= LONGEST_S:
         raise InvalidArgumentError(argument, seconds, "a number of seconds above 0")
 
 
@@ -163,7 +167,7 @@ def ending(subject: Subject, deadline: float) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        late = max(0.0, deadline - time.monotonic()) + GRACE_S
+        late = min(max(0.0, deadline - time.monotonic()) + GRACE_S, threading.TIMEOUT_MAX)
         while not over.wait(late):
             late = GRACE_S
             for pid in subject.pids:
@@ -195,7 +199,7 @@ def conclude(measured: Measured, title: str, identity: Identity, limits: CpuLimi
     return TuneResult(title, tuple(curves), identity, limits.width, 0.0, tuple(notices))
 
 
-def say_given_up(subject: Subject) -> tuple[Notice, ...]:
+def say_given_up(subject: Subject, curves: Sequence[Curve] = ()) -> tuple[Notice, ...]:
     """Which measurements a subject has ended itself, since threads got in each other's way."""
     given_up: Collection[tuple[str, int]] = getattr(subject, "given_up", ())
     if not given_up:
@@ -204,7 +208,11 @@ def say_given_up(subject: Subject) -> tuple[Notice, ...]:
     message = (
         f"calls took many times as long as with one thread and were given up: {which} threads; they are even slower"
     )
-    return (Notice("tune-given-up", message),)
+    chosen = {(curve.task.name, curve.recommendation.threads) for curve in curves}
+    if chosen.isdisjoint(given_up):
+        return (Notice("tune-given-up", message),)
+    message = f"calls did not end and were given up, also with the recommended count: {which} threads"
+    return (Notice("tune-given-up", message, "warning", "see that a call ends, and give it less work"),)
 
 
 def add_bandwidth(result: TuneResult, target: object, limits: CpuLimits, usable: int) -> TuneResult:

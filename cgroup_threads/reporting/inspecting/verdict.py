@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ...detection.cpulist import format_cpulist
+from ...detection.throttling import is_brief
 from ...notices import shown
 from .mending import asked_too_much, has, mend_counts, waits_busily
 from .owners import OPENMP_KINDS
@@ -113,6 +114,8 @@ def judge_oversubscription(sample: Sample) -> Verdict | None:
 def _judge_throttling(sample: Sample) -> Verdict | None:
     throttling = sample.throttling
     if throttling is None or throttling.periods < MIN_PERIODS or throttling.share < THROTTLED_WARNING:
+        return None
+    if is_brief(throttling, sample.limits.levels):
         return None
     quota = sample.limits.quota
     limit = f"its quota of {quota:g} cores" if quota is not None and quota != 1 else "its quota of 1 core"
