@@ -96,8 +96,8 @@ def main() -> int:
             chosen = [
                 curve["recommendation"]["threads"]
                 for run in runs
-                for curve in run["found"]["curves"]
-                if curve["task"]["name"] == task
+                for curve in run["found"]["tasks"]
+                if curve["name"] == task
             ]
             right = sum(true[count] >= (1 - TOLERANCE) * best for count in chosen)
             good &= right >= 0.9 * len(chosen)

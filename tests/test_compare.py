@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.llama_forgotten_argument import build_shim
-from cgroup_threads.comparing import running
+from cgroup_threads.comparing import rounds, running
 from cgroup_threads.comparing.ratio import find_ratio, invert, judge_ratio, ratio_of
 from cgroup_threads.comparing.records import Arm, ArmResult, CompareError, Ratio, Run, Terms
 from cgroup_threads.comparing.wording import say_ratio, say_seconds
@@ -376,13 +377,54 @@ def test_two_arms_that_hang_are_an_error(tmp_path: Path) -> None:
     assert done.stderr == "cgroup-threads: error: compare: neither arm ended within 1 s (--time-limit)\n"
 
 
-def test_a_command_that_writes_without_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "stream"), [("", "output"), (">&2", "error")])
+def test_a_command_that_writes_without_end_is_ended(
+    where: str, stream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(running, "MAX_OUTPUT", 1 << 20)
     pids = tmp_path / "pids"
-    arm = Arm("as it is", ("sh", "-c", f"yes & echo $$ $! > {pids}; wait"), clean_environ())
-    with pytest.raises(CompareError, match="wrote more than"):
+    arm = Arm("as it is", ("sh", "-c", f"yes {where} & echo $$ $! > {pids}; wait"), clean_environ())
+    with pytest.raises(CompareError, match=f"wrote more than .* to standard {stream}"):
         running.run_once(arm, Terms(), lambda: None)
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
+
+
+def test_outputs_that_all_differ_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MAX_KEPT_ALL", 100_000)
+    arm = Arm("x", ("sh", "-c", "echo $$; head -c 40000 /dev/zero"), clean_environ())
+    found = rounds.run_comparison(arm, arm, Terms(rounds=4, warmup=0))
+    kept = [run.output is not None and run.output.data is not None for run in found.plain.runs]
+    assert kept == [True, True, False, False]
+    assert (found.output.state, found.output.varying) == ("varies", (1, 0, 0))
+
+
+def test_a_pipe_cannot_be_the_input_of_every_run() -> None:
+    # What `--input <(...)` gives: the second run would find nothing in it.
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"x")
+        with pytest.raises(CompareError, match="a pipe cannot be read anew by every run"):
+            running.run_once(Arm("x", ("cat",), {}), Terms(given=f"/dev/fd/{reading}"), lambda: None)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_pipe_that_is_written_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    arm = Arm("x", ("mkfifo", str(pipe)), clean_environ())
+    with pytest.raises(CompareError, match="not a regular file"):
+        running.run_once(arm, Terms(output=str(pipe)), lambda: None)
+
+
+def test_outputs_of_nothing_are_said_to_be_that() -> None:
+    done = compare("true")
+    assert "output: equal (nothing was written), 4 runs (--output FILE compares a file)" in done.stdout
+
+
+def test_an_empty_place_is_seen() -> None:
+    done = compare("sh", "-c", "echo $OMP_NUM_THREADS", CGROUP_THREADS_CORES="3")
+    assert "line 1: '' as it is, 3 governed" in done.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -418,6 +460,8 @@ def test_the_text() -> None:
 def test_markdown() -> None:
     done = compare(script="print('x')", options=[*SHORT, "--markdown"])
     lines = done.stdout.splitlines()
+    command = next(line for line in lines if line.startswith("`"))
+    assert shlex.split(command[1:-1].replace("\\n", "\n"))[0] == sys.executable
     assert lines[:2] == ["|  | median | min .. max | CPU | throttled | exit |", "|---|---:|---:|---:|---:|---:|"]
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| as it is", "| governed"]
     assert "- output: equal, byte for byte, 4 runs" in lines
@@ -429,6 +473,7 @@ def test_markdown() -> None:
         ([], "compare: no command given (see cgroup-threads compare --help)"),
         (["--"], "compare: no command given (see cgroup-threads compare --help)"),
         (["--read-llama", "x", "--", "true"], "compare: --read-llama runs no command"),
+        (["--read-llama", "x", "--markdown"], "compare: --read-llama prints text or, with --json, JSON"),
         (["--read-llama", "/no/such"], "/no/such: No such file or directory"),
         (["--input", "/no/such", "--", "true"], "compare: '/no/such': No such file or directory"),
     ],
@@ -442,6 +487,7 @@ def test_errors_are_one_line(arguments: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [["--runs", "0"], ["--warmup", "-1"], ["--tolerance", "x"], ["--tolerance", "1"], ["--ignore", "("],
+     ["--ignore", ""],
      ["--time-limit", "0"], ["--workers", "0"], ["--json", "--markdown"]],
 )  # fmt: skip
 def test_usage_errors_are_one_line(arguments: list[str]) -> None:

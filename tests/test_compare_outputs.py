@@ -9,6 +9,7 @@ import math
 import random
 import struct
 import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -39,6 +40,23 @@ def test_equal_bytes_are_equal_whatever_they_are() -> None:
     for data in ("", "text\n", b"\0\xff\xfe", b"\x93NUMPY junk"):
         found = compare_outputs([output(data)] * 3, [output(data)] * 2)
         assert (found.state, found.runs) == ("equal", 5)
+
+
+def test_leaving_out_every_line_is_no_equality() -> None:
+    found = compared(["1\n"], ["2\n"], ignored=["^"])
+    assert (found.state, found.reason) == ("unknown", "no line is left to compare (--ignore leaves out all)")
+    assert compared(["1\nx"], ["2\nx"], ignored=["[0-9]"]).state == "equal"
+
+
+def test_many_lines_are_not_held_apart() -> None:
+    text = "\n" * 50_000
+    tracemalloc.start()
+    try:
+        found = compared([f"{text}{n}" for n in range(4)], [f"{text}{n}" for n in range(4, 8)])
+        assert found.state == "varies"
+        assert tracemalloc.get_traced_memory()[1] < 8 * 4 * len(text)  # as lists they take 10 times that
+    finally:
+        tracemalloc.stop()
 
 
 def test_large_equal_outputs_need_no_contents() -> None:

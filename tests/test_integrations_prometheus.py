@@ -450,6 +450,23 @@ def test_a_directory_that_was_emptied_is_used_anew(tmp_path: Path, monkeypatch: 
     workers.end()
 
 
+def test_a_relative_directory_stays_where_it_is(tmp_path: Path) -> None:
+    require(sys.platform == "linux", "Linux only")
+    (tmp_path / "shared").mkdir()
+    script = f"""
+import os
+os.chdir({str(tmp_path)!r})
+from prometheus_client import CollectorRegistry, generate_latest
+from cgroup_threads.integrations.prometheus import register
+registry = CollectorRegistry()
+register(registry)
+os.chdir("shared")
+print(b"cgroup_threads_processes 1.0" in generate_latest(registry), os.listdir("."))
+"""
+    done = run_python(script, PROMETHEUS_MULTIPROC_DIR="shared")
+    assert done.stdout.split(" ", 1) == ["True", f"['cgroup_threads-{os.geteuid()}.workers']\n"], done.stderr
+
+
 def put_junk(path: Path) -> None:
     path.write_bytes(os.urandom(MAX_WORKERS * ROW_SIZE))
 

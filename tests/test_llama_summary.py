@@ -290,3 +290,23 @@ from llama_cpp import Llama
 llm = Llama(sys.argv[1], n_ctx=256, verbose=True, n_threads=1, n_threads_batch=1)
 llm("The capital of France is", max_tokens=16, temperature=0.0)
 """
+
+
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_numbers_without_end_are_no_numbers(digits: int) -> None:
+    """int() refuses more than 4300 digits, and float() makes infinity of 400, which is no JSON."""
+    big = "9" * digits
+    text = (
+        f"load time = 1 ms\nprompt eval time = {big} ms / 1 tokens\neval time = 5 ms / {big} runs\n"
+        f"total time = {big}.{big} ms\ngraphs reused = {big}\nn_threads = {big} (n_threads_batch = {big}) / {big}\n"
+        f"model params = {big} B\nfile size = {big} GiB\n"
+    )
+    found = read_llama_summary(text)
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert found.facts == LlamaFacts()
+    assert [(one.prompt_ms, one.decode_tokens, one.total_ms) for one in found.summaries] == [(None, 0, None)]
+
+
+def test_a_model_of_no_size_is_an_unknown_one() -> None:
+    found = read_llama_summary(summary(90_000, 1) + "model params = 0 B\n")
+    assert "a model of 5 billion parameters (the log does not say" in found.notices[0].message

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cgroup_threads.notices import Notice
 from cgroup_threads.profiles import format as text
 from cgroup_threads.profiles import identity, location, lookup
-from cgroup_threads.profiles.files import ProfileError, load_profile, save_profile
+from cgroup_threads.profiles.files import ProfileError, check_directory, load_profile, save_profile
 from cgroup_threads.profiles.lookup import Tuned, find_counts
 from cgroup_threads.profiles.records import Identity, Profile, differences, new_profile, write_quota
 from cgroup_threads.settings import read_settings
@@ -353,6 +353,24 @@ def test_a_directory_without_write_permission() -> None:
         assert os.listdir(directory) == []
     finally:
         os.rmdir(directory)
+
+
+def test_what_could_not_be_written_is_known_before_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_directory(tmp_path / "not" / "yet")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place in ("file", "file/inside", "link"):
+        with pytest.raises(ProfileError, match="Not a directory"):
+            check_directory(tmp_path / place)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ProfileError, match="Permission denied"):
+        check_directory(tmp_path)
+    monkeypatch.setattr(process, "_settings", process.settings._replace(profiles=""))
+    with pytest.raises(ProfileError, match="switched off"):
+        check_directory()
 
 
 def test_a_file_system_without_room_leaves_nothing(tmp_path: Path) -> None:

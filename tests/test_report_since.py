@@ -79,6 +79,12 @@ def test_the_rule_is_the_report_s(periods: int, throttled: int, quota: float | N
     assert Interval(9.0, "1:2", quota, Throttling("f", periods, throttled, 1.0), None).problem is problem
 
 
+@pytest.mark.parametrize(("quota", "why"), [(None, "no quota"), (2.0, "nothing ran")])
+def test_no_period_is_no_share(quota: float | None, why: str) -> None:
+    text = str(Interval(9.0, "1:2", quota, Throttling("f", 0, 0, 0.0), None))
+    assert text == f"in 9.0 s: no quota period was counted ({why}); f"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

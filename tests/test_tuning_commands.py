@@ -96,6 +96,13 @@ def test_failures_say_why(made: Callable[..., CommandSubject], script: str, expe
     assert caught.value.what == subject.title == f"/bin/sh -c {script} {{threads}}"
 
 
+def test_a_script_of_several_lines_does_not_hide_the_cause(made: Callable[..., CommandSubject]) -> None:
+    with pytest.raises(TuneError) as caught:
+        made("/bin/sh", "-c", "echo the cause >&2\nexit {threads}").measure(COMMAND, 2, 0.0)
+    expected = "tune, /bin/sh -c echo the cause >&2 exit {threads}: with 2 threads it ended with code 2: the cause"
+    assert str(caught.value) == expected
+
+
 def test_a_command_that_does_not_exist(made: Callable[..., CommandSubject]) -> None:
     with pytest.raises(TuneError, match="cannot be started: No such file"):
         made("/nowhere/program", "{threads}").measure(COMMAND, 1, 0.0)

@@ -111,7 +111,7 @@ def test_counts_without_rounds_and_titles_full_of_signs(tmp_path: Path) -> None:
     require_module("matplotlib")
     curve = make_curve(DECODE, {1: 10.0, 2: 12.0, 3: 5.0}, usable=2, knee=1)
     points = (*curve.points, Point(4, (), (), burst=True))
-    title = "$x^2$ \\frac $ \N{SNOWMAN}\udcff\n" + "long " * 60
+    title = "$x^2$ \\frac $ \N{SNOWMAN}\udcff\n\t\x1b[31m" + "long " * 60  # a glyph that is missing is a warning
     path = tmp_path / "knee.svg"
     plot(make_result([curve._replace(points=points)], title=title), str(path))
     assert path.stat().st_size > 1000

@@ -13,6 +13,9 @@ import pytest
 
 from cgroup_threads.detection import detect
 from cgroup_threads.errors import InvalidArgumentError, InvalidThreadsError
+from cgroup_threads.governor.core_budget import statistics
+from cgroup_threads.governor.limiting import limit_threads
+from cgroup_threads.profiles.files import ProfileError
 from cgroup_threads.profiles.records import Identity
 from cgroup_threads.tuning import TuneError, tune
 from cgroup_threads.tuning.counts import sweep_counts
@@ -456,19 +459,19 @@ def test_the_limit_of_counts_is_kept() -> None:
     assert result.threads == 1
 
 
-def test_a_function_runs_inside_a_lease_of_its_count() -> None:
-    from cgroup_threads.governor.limiting import find_outer
-
-    seen: list[tuple[int, int | None]] = []
+def test_a_function_holds_no_cores_and_is_not_measured_inside_a_lease() -> None:
+    """A lease may be of fewer threads than the count that is to be measured."""
+    seen: list[tuple[int, int]] = []
 
     def work(threads: int) -> None:
-        lease = find_outer()
-        seen.append((threads, None if lease is None else lease.threads))
+        seen.append((threads, statistics().active))
 
     subject = FunctionSubject(work)
     subject.measure(CALL, 1, 0.0)
     subject.measure(CALL, 4000, 0.0)
-    assert seen == [(1, 1), (4000, None)], "no lease goes above the budget"
+    assert seen == [(1, 0), (4000, 0)]
+    with limit_threads(1), pytest.raises(TuneError, match="outside of limit_threads"):
+        subject.measure(CALL, 2, 0.0)
 
 
 def test_native_pools_follow_the_count() -> None:
@@ -532,6 +535,23 @@ def test_the_subject_is_closed_on_every_way_out(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InvalidArgumentError, match="save"):
         tune(TuneError("x", "y"), save=True)
     assert [subject.closed for subject in subjects] == [1] * 6
+
+
+def test_a_place_where_nothing_can_be_saved_is_told_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Known(Recorded):
+        identity = Identity("gguf llama 0123456789abcdef", "library 1.0", "cpu", 2, None)
+
+        def measure(self, task: Task, threads: int, seconds: float) -> Sample:
+            raise AssertionError("nothing is measured")
+
+    subject = Known(amdahl(0), Clock())
+    monkeypatch.setattr("cgroup_threads.tuning.subjects.make_subject", lambda target: subject)
+    (tmp_path / "file").touch()
+    with pytest.raises(ProfileError, match="Not a directory"):
+        tune("x", save=tmp_path / "file", progress=False)
+    assert subject.closed == 1
 
 
 @pytest.mark.parametrize(

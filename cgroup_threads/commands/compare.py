@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
     if options.read_llama:
         if command:
             raise CgroupThreadsError("compare: --read-llama runs no command")
+        if options.markdown:
+            raise CgroupThreadsError("compare: --read-llama prints text or, with --json, JSON")
         return _read_llama(options)
     if not command or not command[0]:
         raise CgroupThreadsError(f"compare: no command given (see {PROG} compare --help)")

@@ -59,14 +59,12 @@ def _judge_ends(plain: ArmResult, governed: ArmResult, terms: Terms) -> list[Not
 def _judge_output(output: OutputVerdict, terms: Terms) -> Notice:
     what = "output" if terms.output is None else shown(terms.output, 100)
     about = f" ({output.reason})" if output.reason else ""
-    if output.reason == NOTHING and terms.output is None:
-        fix = "--output FILE compares a file that the command writes"
-        return Notice("compare-output-equal", f"{what}: {NOTHING} to standard output, {output.runs} runs", fix=fix)
     if output.state == "unknown":
         return Notice("compare-output-unknown", f"{what}: {output.reason}", "warning")
     if output.state == "equal":
         how = about or ", byte for byte"
-        return Notice("compare-output-equal", f"{what}: equal{how}, {output.runs} runs")
+        fix = "--output FILE compares a file" if output.reason == NOTHING and terms.output is None else ""
+        return Notice("compare-output-equal", f"{what}: equal{how}, {output.runs} runs", fix=fix)
     if output.state == "close":
         how = f"largest relative error {output.error:.1e}, tolerance {terms.tolerance:.0e}"
         return Notice("compare-output-close", f"{what}: equal within the tolerance ({how}), {output.runs} runs")

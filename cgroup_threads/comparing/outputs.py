@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from .arrays import compare_arrays, is_array
@@ -18,9 +17,6 @@ from .records import NOTHING, Difference, Output, OutputVerdict
 MAX_DIFFERENCES: Final = 3
 MAX_TEXT: Final = 4 << 20
 SHOWN: Final = 60  # characters of one line in an example
-
-
-_Lines = Callable[[], Iterator[tuple[int, str]]]
 
 
 class _Place(NamedTuple):
@@ -67,7 +63,7 @@ def _compare_contents(
     if any(text is None for kind in texts for text in kind):
         return _compare_digests(kinds, 0, "not text")
     patterns = [re.compile(pattern) for pattern in ignored]
-    lines = [[partial(_split, text, patterns) for text in kind if text is not None] for kind in texts]
+    lines = [[_Lines(text, patterns) for text in kind if text is not None] for kind in texts]
     return _compare_lines(lines[0], lines[1], tolerance)
 
 
@@ -97,21 +93,30 @@ def _decode(data: bytes) -> str | None:
         return None
 
 
-def _split(text: str, ignored: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, str]]:
-    """The lines that count, with their numbers; one by one, for a list of millions takes a hundred bytes each."""
-    start = number = 0
-    while start <= len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        number += 1
-        line = text[start:end]
-        if not any(pattern.search(line) for pattern in ignored):
-            yield number, line
-        start = end + 1
+class _Lines:
+    """The lines of a text that count, with their numbers; one by one: in a list each takes a hundred bytes."""
+
+    def __init__(self, text: str, ignored: Sequence[re.Pattern[str]]) -> None:
+        self._text = text
+        self._ignored = ignored
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        start = number = 0
+        while start <= len(self._text):
+            end = self._text.find("\n", start)
+            end = len(self._text) if end < 0 else end
+            number += 1
+            line = self._text[start:end]
+            if not any(pattern.search(line) for pattern in self._ignored):
+                yield number, line
+            start = end + 1
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self) if self._ignored else self._text.count("\n") + 1
 
 
 def _compare_lines(plain: Sequence[_Lines], governed: Sequence[_Lines], tolerance: float) -> OutputVerdict:
-    lengths = [{sum(1 for _ in lines()) for lines in kind} for kind in (plain, governed)]
+    lengths = [{len(lines) for lines in kind} for kind in (plain, governed)]
     several = [len(length) > 1 for length in lengths]
     if any(several):
         reason = "the number of lines differs from run to run by itself"
@@ -122,7 +127,7 @@ def _compare_lines(plain: Sequence[_Lines], governed: Sequence[_Lines], toleranc
         return OutputVerdict("unknown", "no line is left to compare (--ignore leaves out all)")
     places: list[_Place] = []
     same = True
-    for entries in zip(*(lines() for lines in (*plain, *governed)), strict=True):
+    for entries in zip(*plain, *governed, strict=True):
         rows = [text for _, text in entries]
         if len(set(rows)) > 1:
             same = False

@@ -35,7 +35,7 @@ def markdown(comparison: Comparison) -> str:
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     command = _say_command(comparison)
     ticks = "``" if "`" in command else "`"
-    lines += ["", f"{ticks} {command} {ticks}" if len(ticks) > 1 else f"`{command}`", "", _say_terms(comparison), ""]
+    lines += ["", f"{ticks}{command}{ticks}", "", _say_terms(comparison), ""]
     return "\n".join([*lines, *say_notices(comparison.notices, width=10_000)])
 
 

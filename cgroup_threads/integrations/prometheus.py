@@ -85,7 +85,7 @@ class CgroupThreadsCollector(_Collector):
 
     def __init__(self) -> None:
         _require()
-        self._directory = next((os.environ[name] for name in _DIRECTORIES if os.environ.get(name)), "")
+        self._directory = _find_directory()
         self._runnable = RunnableThreads()
         if self._directory:
             share_counts(self._directory)
@@ -142,6 +142,15 @@ def register(registry: CollectorRegistry | None = None) -> CgroupThreadsCollecto
             return before  # it is there; had it been taken out, it would be back now
         known[target] = collector
     return collector
+
+
+def _find_directory() -> str:
+    """Where processes share their numbers, "" for nowhere; absolute, as the working directory may change later."""
+    directory = next((os.environ[name] for name in _DIRECTORIES if os.environ.get(name)), "")
+    try:
+        return os.path.abspath(directory) if directory else ""
+    except OSError:  # the working directory was deleted
+        return directory
 
 
 def _require() -> None:

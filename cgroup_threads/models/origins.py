@@ -50,7 +50,10 @@ def _from_hub(name: str, revision: object) -> str | None:
     if hub is None or not hasattr(hub, "try_to_load_from_cache"):
         return None
     folder = os.environ.get("SENTENCE_TRANSFORMERS_HOME")
-    found = hub.try_to_load_from_cache(name, "config.json", cache_dir=folder, revision=revision)
+    try:
+        found = hub.try_to_load_from_cache(name, "config.json", cache_dir=folder, revision=revision)
+    except (ValueError, OSError):  # no name of a model on the hub: a directory that has gone since
+        return None
     return os.path.dirname(found) if isinstance(found, str) else None
 
 

@@ -65,9 +65,7 @@ def save_profile(profile: Profile, directory: str | os.PathLike[str] | None = No
     no model (nothing could find it), where something stands in its place that is no profile of ours, which stays, and
     where it cannot be written.
     """
-    where = default_directory() if directory is None else os.fspath(directory)
-    if where is None:
-        raise ProfileError("CGROUP_THREADS_PROFILES", "profiles are switched off, or there is no home directory")
+    where = choose_directory(directory)
     path = os.path.join(where, file_name(profile.identity))
     if not profile.identity.model:
         raise ProfileError(path, "it would name no model, and never be used")
@@ -78,6 +76,26 @@ def save_profile(profile: Profile, directory: str | os.PathLike[str] | None = No
     except (OSError, ValueError) as error:
         raise ProfileError(path, _reason(error)) from error
     return path
+
+
+def choose_directory(directory: str | os.PathLike[str] | None = None) -> str:
+    """The directory that ``save_profile`` writes to. Raises ProfileError where profiles are switched off."""
+    where = default_directory() if directory is None else os.fspath(directory)
+    if where is None:
+        raise ProfileError("CGROUP_THREADS_PROFILES", "profiles are switched off, or there is no home directory")
+    return where
+
+
+def check_directory(directory: str | os.PathLike[str] | None = None) -> None:
+    """Raise ProfileError where ``save_profile`` would surely fail: to be called before a measurement of minutes."""
+    where = os.path.abspath(choose_directory(directory))
+    there = where
+    while not os.path.lexists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise ProfileError(there, os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK):
+        raise ProfileError(there, os.strerror(errno.EACCES))
 
 
 def _complete(profile: Profile, path: str) -> Profile:

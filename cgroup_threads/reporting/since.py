@@ -88,6 +88,9 @@ class Interval(NamedTuple):
         throttling, pressure, share = self.throttling, self.pressure, self.pressure_share
         if throttling is None:
             lines = [f"in {self.seconds:.1f} s: no throttling counters are visible"]
+        elif not throttling.periods:
+            why = "no quota" if self.quota is None else "nothing ran"
+            lines = [f"in {self.seconds:.1f} s: no quota period was counted ({why}); {_plain(throttling.file)}"]
         else:
             lines = [f"in {self.seconds:.1f} s: throttled in {100 * throttling.share:.0f} % of the periods"]
             counted = f"{throttling.throttled} of {throttling.periods} periods, {throttling.seconds:.2f} s stopped"

@@ -11,4 +11,5 @@ class TuneError(CgroupThreadsError, RuntimeError):
     def __init__(self, what: str, reason: str) -> None:
         self.what = what
         self.reason = reason
-        super().__init__(f"tune, {what}: {reason}" if what else f"tune: {reason}")
+        name = " ".join(what.split())  # messages end at their first line: a script would hide the reason
+        super().__init__(f"tune, {name}: {reason}" if name else f"tune: {reason}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError
 from ..governor.core_budget import statistics
-from ..governor.limiting import limit_threads
+from ..governor.limiting import find_outer
+from ..pools.ledger import Lease, current
 from ..profiles.identity import present_identity
+from ..state import process
 from .errors import TuneError
 from .records import Identity, Sample, Task
 from .worker import describe, repeat
@@ -22,9 +24,9 @@ _EXPECTED: Final = "a plain function that takes the thread count: fn(threads)"
 class FunctionSubject:
     """Calls ``function(threads)`` back to back. A call is never interrupted: it ends by itself.
 
-    Up to the budget it runs inside ``limit_threads(threads)``, so that native pools follow without its help. Counts
-    above the budget run without a limit, since leases never go there: a function that starts no threads of its own
-    then runs with as many as its pools have anyway.
+    Up to the budget native pools are limited to ``threads`` meanwhile, so that they follow without its help; no cores
+    are leased, since a lease may be of fewer. Counts above the budget run without a limit: a function that starts no
+    threads of its own then runs with as many as its pools have anyway.
     """
 
     def __init__(self, function: Callable[[int], object], title: str | None = None) -> None:
@@ -44,11 +46,14 @@ class FunctionSubject:
         return present_identity("", "")
 
     def measure(self, task: Task, threads: int, seconds: float) -> Sample:
-        """Call for about ``seconds``, at least once. Raises TuneError from what the function raises."""
-        # The wait for cores that other calls hold is over before the clock starts.
-        limit = limit_threads(threads) if threads <= statistics().cores else contextlib.nullcontext()
+        """Call for about ``seconds``, at least once.
+
+        Raises TuneError from what the function raises, and inside a lease, whose threads nothing can widen.
+        """
+        if find_outer() is not None:
+            raise TuneError(self.title, "call tune() outside of limit_threads(): nothing inside gets more threads")
         try:
-            with limit:
+            with limited(threads):
                 found = repeat(lambda: self._function(threads), 1.0, seconds)
         except Exception as error:
             raise TuneError(self.title, f"at {threads} threads: {describe(error)}") from error
@@ -56,6 +61,21 @@ class FunctionSubject:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """Native pools with ``threads`` threads at most in this block, as far as the budget goes."""
+    if threads > statistics().cores:
+        yield
+        return
+    ledger = process.ledger or current()
+    lease = Lease(threads)
+    try:
+        ledger.enter(lease)
+        yield
+    finally:
+        ledger.leave(lease)
 
 
 def check_function(function: Any) -> None:

@@ -91,7 +91,8 @@ def _draw(result: TuneResult) -> Any:
 def _literal(text: str, limit: int = 90) -> str:
     """Text as it is: a dollar sign would begin a formula, and other signs may have no glyph."""
     short = text if len(text) <= limit else text[: limit - 3] + "..."
-    return short.encode("ascii", "backslashreplace").decode().replace("$", r"\$").replace("\n", " ")
+    plain = short.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+    return "".join(char if char.isprintable() else " " for char in plain)
 
 
 def _draw_panel(axes: Any, curve: Curve, usable: int) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "Fit",
     "Identity",
     "Point",
+    "ProcessUse",
     "Recommendation",
     "Sample",
     "Subject",
@@ -145,11 +146,21 @@ class Bandwidth(NamedTuple):
     machine: float
 
 
+class ProcessUse(NamedTuple):
+    """What a command's processes used with ``threads`` threads: medians of CPU seconds, and the most memory in bytes of
+    any run. None where the system does not tell."""
+
+    threads: int
+    cpu_seconds: float | None
+    max_resident: int | None
+
+
 class TuneResult(NamedTuple):
     """What ``tune`` found; ``str()`` is the table, ``to_json()`` the data.
 
     ``curves`` has one entry a task, the most important first (decode before prefill); ``elapsed`` in seconds.
-    ``notices`` tell of noise, of throttling and of counts that only looked faster.
+    ``notices`` tell of noise, of throttling and of counts that only looked faster; ``processes`` of what the runs of a
+    command used.
     """
 
     title: str
@@ -159,6 +170,7 @@ class TuneResult(NamedTuple):
     elapsed: float
     notices: tuple[Notice, ...] = ()
     bandwidth: Bandwidth | None = None
+    processes: tuple[ProcessUse, ...] = ()
 
     @property
     def threads(self) -> int:

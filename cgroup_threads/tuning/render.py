@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..notices import Notice, shown
-from .records import Bandwidth, Curve, Fit, Recommendation, TuneResult
+from .records import Bandwidth, Curve, Fit, ProcessUse, Recommendation, TuneResult
 from .table import KNEE, Table, figure, make_table, measure_spread, percent, plural, relate
 
 SCHEMA: Final = 1  # raised when a key changes its meaning or goes away; new keys do not raise it
@@ -143,11 +143,19 @@ def summarise(result: TuneResult) -> list[str]:
     lines = [f"Pass {_say_arguments(result)}{doubt}."]
     if result.bandwidth is not None:
         lines.append(_say_bandwidth(result.bandwidth))
+    if result.processes:
+        lines.append(f"A run used {'; '.join(map(_say_use, result.processes))}.")
     rounds = sorted(len(point.rates) for curve in result.curves for point in curve.points)
     few, most = rounds[0], rounds[-1]
     kept = plural(most, "round") if few == most else f"{few} to {plural(most, 'round')}"
     lines.append(f"Took {result.elapsed:.0f} s, {kept} of each count.")
     return lines
+
+
+def _say_use(use: ProcessUse) -> str:
+    cpu = "-" if use.cpu_seconds is None else figure(use.cpu_seconds)
+    memory = "-" if use.max_resident is None else f"{use.max_resident / 1e6:.0f}"
+    return f"{cpu} s of CPU and {memory} MB at most with {plural(use.threads, 'thread')}"
 
 
 def _say_bandwidth(bandwidth: Bandwidth) -> str:
@@ -196,6 +204,7 @@ def to_dict(result: TuneResult) -> dict[str, Any]:
         "elapsed_seconds": result.elapsed,
         "tasks": [_curve_to_dict(curve) for curve in result.curves],
         "bandwidth": None if result.bandwidth is None else _bandwidth_to_dict(result.bandwidth),
+        "processes": [use._asdict() for use in result.processes],
         "notices": [notice._asdict() for notice in result.notices],
     }
     cleaned: dict[str, Any] = _finite(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -17,18 +18,19 @@ from ..detection.records import CpuLimits
 from ..errors import InvalidArgumentError, check_threads
 from ..measuring.progress import Progress
 from ..notices import Notice, shown
-from ..profiles.files import ProfileError, save_profile
+from ..profiles.files import ProfileError, check_directory, save_profile
 from ..profiles.identity import present_identity
 from ..profiles.records import Identity, new_profile
 from ..reporting.counters import binding_level
 from ..state import process
 from .bandwidth import measure
+from .command_subject import Usage
 from .counts import sweep_counts
 from .disturbance import temper
 from .fit import fit_amdahl, fit_universal
 from .noise import Meter
 from .recommend import explain, recommend
-from .records import Curve, Subject, Task, TuneResult
+from .records import Curve, ProcessUse, Subject, Task, TuneResult
 from .sweep import MIN_ROUNDS, Measured, Terms, Tick, sweep
 
 PERIOD_S: Final = 0.1  # of a quota, where it is not told
@@ -53,8 +55,8 @@ def tune(
     """Measure ``target`` with every thread count that makes sense here, and recommend one.
 
     ``target`` is a function ``fn(threads)``, a model or session, the path of a model, ``"module:function"``, or a
-    command as a list of words with ``{threads}`` in it. Functions are called in this process, up to the budget inside
-    ``limit_threads(threads)``; commands and models run in fresh children, under the quota in force and without
+    command as a list of words with ``{threads}`` in it. Functions are called in this process, with native pools limited
+    to ``threads`` up to the budget; commands and models run in fresh children, under the quota in force and without
     variables of ours. ``tasks`` are the kinds of work to measure (of a llama "decode" and "prefill"); None is all.
 
     Counts go from 1 to two above the usable cores, or to ``max_threads``. Each is measured for about ``seconds`` in up
@@ -65,8 +67,8 @@ def tune(
     ``progress`` draws a bar where standard error is a terminal; False does not, and a function is called as
     ``progress(done, total, what)``.
 
-    Raises InvalidArgumentError and InvalidThreadsError for arguments that cannot be, TuneError where the target fails
-    or nothing could be measured in time.
+    Raises InvalidArgumentError and InvalidThreadsError for arguments that cannot be, ProfileError where ``save`` could
+    not be written, and TuneError where the target fails or nothing could be measured in time.
     """
     check_rounds(rounds)
     for name, value in (("seconds", seconds), ("time_limit", time_limit)):
@@ -88,6 +90,8 @@ def tune(
             raise InvalidArgumentError(
                 "save", save, "False for a target without weights: nothing could find its profile"
             )
+        if save:
+            check_directory(None if isinstance(save, bool) else save)
         limits = detect()
         usable = limits.usable(process.settings.rounding)
         counts = sweep_counts(limits.width, usable, max_threads)
@@ -95,7 +99,9 @@ def tune(
         with showing(progress) as tick, ending(subject, began + time_limit):
             measured = sweep(subject, counts, usable, terms, Meter(limits), tick, tasks=chosen, began=began)
         result = conclude(measured, subject.title, identity, limits, usable)
-        result = result._replace(notices=(*result.notices, *say_given_up(subject, result.curves)))
+        result = result._replace(
+            notices=(*result.notices, *say_given_up(subject, result.curves)), processes=sum_up_usages(subject)
+        )
     finally:
         subject.close()
     result = add_bandwidth(result, target, limits, usable)
@@ -197,6 +203,18 @@ def conclude(measured: Measured, title: str, identity: Identity, limits: CpuLimi
         curves.append(curve)
         notices += explain(curve, usable, limits.quota)
     return TuneResult(title, tuple(curves), identity, limits.width, 0.0, tuple(notices))
+
+
+def sum_up_usages(subject: Subject) -> tuple[ProcessUse, ...]:
+    """What the processes of a command used, for each count."""
+    usages: Sequence[Usage] = getattr(subject, "usages", ())
+    found = []
+    for threads in sorted({usage.threads for usage in usages}):
+        runs = [usage for usage in usages if usage.threads == threads]
+        cpu = [usage.cpu_seconds for usage in runs if usage.cpu_seconds is not None]
+        memory = [usage.max_resident for usage in runs if usage.max_resident is not None]
+        found.append(ProcessUse(threads, statistics.median(cpu) if cpu else None, max(memory, default=None)))
+    return tuple(found)
 
 
 def say_given_up(subject: Subject, curves: Sequence[Curve] = ()) -> tuple[Notice, ...]:
