@@ -144,8 +144,8 @@ def _explain_burst(curve: Curve, chosen: Point, usable: int, quota: float | None
 
 
 def _call(point: Point) -> float:
-    """Median seconds of a single call, 0 if none was timed."""
-    calls = [seconds for seconds in point.calls if 0.0 < seconds < math.inf]
+    """Seconds of a single call that nothing stopped, 0 if none was timed."""
+    calls = [seconds for seconds in point.quick or point.calls if 0.0 < seconds < math.inf]
     return statistics.median(calls) if calls else 0.0
 
 
