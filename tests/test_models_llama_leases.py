@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cgroup_threads.models.llama_leases import resize
-from tests.lab.models import gemma_gguf, llama_script
+from tests.lab.models import HELD, gemma_gguf, llama_script
 
 # The lowest calls that Python sees are watched: what each computes with, and what the budget has lent meanwhile.
 WATCH = """
@@ -40,27 +40,14 @@ def live(llm):
     return [native.llama_n_threads(llm._ctx.ctx), native.llama_n_threads_batch(llm._ctx.ctx)]
 def attributes(llm):
     return [llm.n_threads, llm.n_threads_batch, llm.context_params.n_threads, llm.context_params.n_threads_batch]
-class Held:
-    '''A lease of so many cores in another thread.'''
-    def __init__(self, cores):
-        self.cores, self.taken, self.over = cores, threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.hold)
-    def hold(self):
-        with ct.limit_threads(self.cores):
-            self.taken.set()
-            self.over.wait(60)
-    def __enter__(self):
-        self.thread.start()
-        assert self.taken.wait(60)
-    def __exit__(self, *_):
-        self.over.set()
-        self.thread.join()
 """
 
 
 def script(body: str, **environ: str) -> Any:
     """``body`` in a process of its own whose budget is 2 cores."""
-    return llama_script(WATCH + body, **{"CGROUP_THREADS_CORES": "2", "CGROUP_THREADS_SCOPE": "process", **environ})
+    return llama_script(
+        WATCH + HELD + body, **{"CGROUP_THREADS_CORES": "2", "CGROUP_THREADS_SCOPE": "process", **environ}
+    )
 
 
 GEMMA = "options = {'n_ctx': 128, 'n_batch': 64, 'verbose': False}\n"

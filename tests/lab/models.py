@@ -88,3 +88,23 @@ def llama_script(script: str, **environ: str) -> Any:
     # Tests ask for more threads than there may be free CPUs: spinning at barriers, they would take minutes.
     environ = {"CGROUP_THREADS_CORES": "3", "GOMP_SPINCOUNT": "0", **environ}
     return run_script(_LLAMA.format(path=tiny_gguf()) + script, **environ)
+
+
+# For scripts that have imported threading, and the package as ct.
+HELD = """
+class Held:
+    '''A lease of so many cores in another thread.'''
+    def __init__(self, cores):
+        self.cores, self.taken, self.over = cores, threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.hold)
+    def hold(self):
+        with ct.limit_threads(self.cores):
+            self.taken.set()
+            self.over.wait(60)
+    def __enter__(self):
+        self.thread.start()
+        assert self.taken.wait(60)
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+"""

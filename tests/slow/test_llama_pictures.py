@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab.builds import BUILD_SECONDS, llama_without_openmp
-from tests.lab.models import llama_script
+from tests.lab.models import HELD, llama_script
 from tests.lab.pictures import PATCHES, decoder_gguf, png, projector_gguf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_SECONDS + 600)]
@@ -52,21 +52,6 @@ def output(llm):
     vision = mtmd_cpp.mtmd_get_output_embd(llm.chat_handler.mtmd_ctx)
     logits = native.llama_get_logits(llm._ctx.ctx)
     return ctypes.string_at(vision, 4 * PATCHES * llm.n_embd()), ctypes.string_at(logits, 4 * llm.n_vocab())
-class Held:
-    '''A lease of so many cores in another thread.'''
-    def __init__(self, cores):
-        self.cores, self.taken, self.over = cores, threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.hold)
-    def hold(self):
-        with ct.limit_threads(self.cores):
-            self.taken.set()
-            self.over.wait(60)
-    def __enter__(self):
-        self.thread.start()
-        assert self.taken.wait(60)
-    def __exit__(self, *_):
-        self.over.set()
-        self.thread.join()
 """
 
 
@@ -76,7 +61,7 @@ def script(body: str, **environ: str) -> Any:
     names = f"PATH, EYES, PATCHES = {decoder_gguf()!r}, {projector_gguf()!r}, {PATCHES}\n"
     pictures = f"PICTURES = {[png(1), png(2)]!r}\n"
     environ = {"CGROUP_THREADS_CORES": "2", "CGROUP_THREADS_SCOPE": "process", **environ}
-    return llama_script(first + names + pictures + PRELUDE + body, **environ)
+    return llama_script(first + names + pictures + PRELUDE + HELD + body, **environ)
 
 
 @pytest.mark.parametrize("handler", ["Llava15ChatHandler", "MTMDChatHandler"])
