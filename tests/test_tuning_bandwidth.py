@@ -41,20 +41,6 @@ MIB = 1 << 20
 # Reading memory.
 
 
-def test_it_reads_about_as_fast_as_the_c_library_itself() -> None:
-    """One thread against a plain loop over ``memchr``, in the same interpreter: half to twice of it."""
-    buffer = (ctypes.c_char * SMALL)()
-    ctypes.memset(buffer, 1, SMALL)
-    find = bandwidth._load_memchr()
-    best = float("inf")
-    for _ in range(5):
-        before = time.perf_counter()
-        assert find(buffer, 0, SMALL) is None
-        best = min(best, time.perf_counter() - before)
-    found = read_bandwidth(1, 0.1, size=SMALL)
-    assert 0.5 < found / (SMALL / best) < 2.0
-
-
 def test_a_byte_that_is_there_is_found() -> None:
     buffer = (ctypes.c_char * 4096)()
     ctypes.memset(buffer, 1, 4096)
@@ -65,8 +51,14 @@ def test_a_byte_that_is_there_is_found() -> None:
 def test_threads_read_at_once_without_pythons_lock() -> None:
     require(len(os.sched_getaffinity(0)) > 1, "one CPU reads for all threads")
     running = threading.active_count()
-    ratios = (read_bandwidth(2, 0.1, size=SMALL) / read_bandwidth(1, 0.1, size=SMALL) for _ in range(20))
-    assert any(ratio > 1.3 for ratio in ratios)  # a neighbour may have a core now and then
+
+    def cores() -> float:
+        """What two threads used while they read: with Python's lock held, at most one."""
+        wall, cpu = time.monotonic(), time.process_time()
+        read_bandwidth(2, 0.3, size=SMALL)
+        return (time.process_time() - cpu) / (time.monotonic() - wall)
+
+    assert any(cores() > 1.15 for _ in range(20))  # a neighbour may have a core now and then
     assert threading.active_count() == running
 
 

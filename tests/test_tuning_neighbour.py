@@ -154,7 +154,6 @@ def test_under_quota_1_one_thread_is_recommended_and_bursts_explained() -> None:
     assert (one["threads"], one["burst"], two["threads"], two["burst"]) == (1, False, 2, True)
     assert said["threads"] == 1
     assert two["throttled"] > 0.5, "the quota did not act: this tests nothing"
-    assert one["throttled"] < 0.5
     assert said["calls"][1] < 0.8 * said["calls"][0], "two threads did not look faster: there is nothing to explain"
     assert "tune-burst" in said["notices"], said["notices"]
 
