@@ -518,8 +518,8 @@ def test_the_setting() -> None:
         ({"CGROUP_THREADS_PROFILES": "/data/p", "XDG_CACHE_HOME": "/cache"}, "/data/p"),
         ({"CGROUP_THREADS_PROFILES": "off", "XDG_CACHE_HOME": "/cache"}, None),
         ({"XDG_CACHE_HOME": "/cache"}, "/cache/cgroup_threads/profiles"),
-        ({"XDG_CACHE_HOME": "cache"}, "/home/someone/.cache/cgroup_threads/profiles"),
-        ({"XDG_CACHE_HOME": ""}, "/home/someone/.cache/cgroup_threads/profiles"),
+        ({"XDG_CACHE_HOME": "cache"}, "/nowhere/home/.cache/cgroup_threads/profiles"),
+        ({"XDG_CACHE_HOME": ""}, "/nowhere/home/.cache/cgroup_threads/profiles"),
     ],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="its directories are others")
@@ -527,7 +527,7 @@ def test_the_directory(environ: dict[str, str], expected: str | None, monkeypatc
     state = ProcessState()
     state.environ_before = environ
     monkeypatch.setattr(location, "process", state)
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", "/nowhere/home")
     assert location.directory() == expected
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..notices import shown
+from ..tuning.table import figure
 from . import ArmResult, Comparison, DemoResult, Round, say_callers
 
 SCHEMA: Final = 2  # 2: one comparison for each number of callers
@@ -246,13 +247,6 @@ def _row(row: Row) -> str:
         "-" if row.threads is None else str(row.threads),
         "-" if row.throttled is None else f"{100 * row.throttled:.0f} %",
     )
-
-
-def figure(value: float | None) -> str:
-    """Three digits that count: 0.0213, 3.46, 17.2, 1234."""
-    if value is None:
-        return "-"
-    return f"{value:#.3g}".rstrip(".") if 1e-4 < value < 999.5 else f"{value:.0f}"
 
 
 def _line(name: str, *cells: str) -> str:

@@ -102,7 +102,7 @@ def gvisor(command: Sequence[str]) -> list[str]:
     """``command`` in a sandbox of gVisor, whose kernel is a program: it shows no cgroups."""
     runsc = _installed("runsc")
     # As root of this machine, and with nothing but a read-only view of its files; ptrace needs no virtual machine.
-    state = f"/tmp/ct-runsc-{os.getpid()}"
+    state = f"{tempfile.gettempdir()}/ct-runsc-{os.getpid()}"
     return [runsc, "--root", state, "--platform=ptrace", "--network=none", "--ignore-cgroups", "do", *command]
 
 
