@@ -133,6 +133,15 @@ def test_threads_that_ran_little_say_nothing_for_those_that_ended() -> None:
         steal=st.none() | st.floats(0, 1e9),
         waited=st.none() | st.floats(0, 1e9),
         busy=st.integers(0, 5000),
+        throttling=st.none()
+        | st.builds(
+            Throttling,  # parsed from whole numbers: never infinite, never negative
+            file=st.just(""),
+            periods=st.integers(0, 10**9),
+            throttled=st.integers(0, 10**9),
+            seconds=st.floats(0, 1e9),
+        ),
+        neighbour=st.just(""),
     )
 )
 def test_every_window_is_judged(window: Window) -> None:

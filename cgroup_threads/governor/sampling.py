@@ -106,16 +106,17 @@ class Sampler:
         )
 
 
-def read_threads(files: Files) -> dict[int, ThreadTimes]:
-    """The times of this process's threads, at most MAX_THREADS of them; empty where the kernel does not say."""
+def read_threads(files: Files, tasks: str = _TASKS) -> dict[int, ThreadTimes]:
+    """The times of the threads in ``tasks`` (/proc/PID/task; this process's), at most MAX_THREADS of them; empty where
+    the kernel does not say or they have ended."""
     try:
-        names = os.listdir(files.locate(_TASKS))[:MAX_THREADS]
+        names = os.listdir(files.locate(tasks))[:MAX_THREADS]
     except OSError:
         return {}
     found: dict[int, ThreadTimes] = {}
     for name in names:
         tid = parse_number(name, _DIGITS)
-        times = None if tid is None else parse_schedstat(files.read(f"{_TASKS}/{name}/schedstat").text or "")
+        times = None if tid is None else parse_schedstat(files.read(f"{tasks}/{name}/schedstat").text or "")
         if tid is not None and times is not None:
             found[tid] = times
     return found

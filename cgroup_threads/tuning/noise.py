@@ -16,8 +16,9 @@ from typing import Final, Literal, NamedTuple
 from ..detection.cpulist import parse_number
 from ..detection.procfs import LARGE, Files
 from ..detection.records import CpuLimits
+from ..governor import sampling
 from ..governor.hidden import Look, ThreadTimes, difference
-from ..governor.sampling import parse_schedstat, read_idle
+from ..governor.sampling import read_idle
 from ..reporting.counters import Throttling, binding_level, read_throttling, throttling_between
 from ..reporting.inspecting.children import take_census
 from ..reporting.inspecting.tasks import TaskStat
@@ -27,7 +28,6 @@ Cause = Literal["neighbours", "steal", "throttled"]
 LOST: Final = 0.05  # of what a measurement needed; less is how any machine is
 SEEN: Final = 0.5  # of the CPU time: threads that ran less of it say nothing for the rest
 GRAIN_S: Final = 0.02  # /proc/stat counts in steps of 10 ms, for each CPU
-MAX_THREADS: Final = 4096
 _NAMED: Final = 0.05  # cores
 _DIGITS: Final = 20  # 2**64 has 20 digits
 
@@ -214,19 +214,10 @@ def between(before: Counters, after: Counters, threads: int, width: int, quota: 
 
 
 def read_threads(files: Files, pids: Sequence[int]) -> dict[int, ThreadTimes]:
-    """The times of all threads of ``pids``, at most MAX_THREADS; thread numbers are unique among processes."""
+    """The times of all threads of ``pids``; thread numbers are unique among processes."""
     found: dict[int, ThreadTimes] = {}
     for pid in pids:
-        directory = f"/proc/{pid}/task"
-        try:
-            names = os.listdir(files.locate(directory))
-        except OSError:  # it has ended, or there is no /proc
-            continue
-        for name in names[: MAX_THREADS - len(found)]:
-            tid = parse_number(name, _DIGITS)
-            times = parse_schedstat(files.read(f"{directory}/{name}/schedstat").text or "")
-            if tid is not None and times is not None:
-                found[tid] = times
+        found.update(sampling.read_threads(files, f"/proc/{pid}/task"))
     return found
 
 
