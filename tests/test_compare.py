@@ -18,8 +18,9 @@ import pytest
 
 from benchmarks.llama_forgotten_argument import build_shim
 from cgroup_threads.comparing import rounds, running
+from cgroup_threads.comparing.judging import find_notices
 from cgroup_threads.comparing.ratio import find_ratio, invert, judge_ratio, ratio_of
-from cgroup_threads.comparing.records import Arm, ArmResult, CompareError, Ratio, Run, Terms
+from cgroup_threads.comparing.records import Arm, ArmResult, CompareError, OutputVerdict, Ratio, Run, Terms
 from cgroup_threads.comparing.wording import say_ratio, say_seconds
 from cgroup_threads.marker import MARKER
 from tests.lab import require, require_module
@@ -325,6 +326,25 @@ def test_one_arm_that_fails_is_a_finding() -> None:
     governed = compare(script=script % True, options=[*SHORT, "--check"])
     assert governed.returncode == 1
     assert "problem: governed: 2 of 2 runs failed: exit code 4: cannot start threads" in governed.stdout
+
+
+def judged(plain: ArmResult, governed: ArmResult) -> dict[str, str]:
+    """Code and level of each notice."""
+    ratio = find_ratio(plain, governed, 60.0)
+    return {n.code: n.level for n in find_notices(plain, governed, ratio, OutputVerdict("equal"), Terms(rounds=2))}
+
+
+def test_times_are_not_compared_where_one_arm_fails() -> None:
+    failed = ArmResult(Arm("x", ("x",), {}), tuple(Run(0.01, 0.01, 4, None, "") for _ in range(5)), False)
+    found = judged(failed, result(2.0, 2.0, 2.0, 2.0, 2.0))
+    assert found["compare-failed-time"] == "warning"
+    assert "compare-slower" not in found
+
+
+def test_two_rounds_do_not_fail_a_check() -> None:
+    assert judged(result(1.0, 1.0), result(2.0, 2.01))["compare-slower"] == "warning"
+    assert judged(result(1.0, 1.0, 1.0), result(2.0, 2.01, 2.0))["compare-slower"] == "problem"
+    assert judged(result(1.0), result(gave_up=True))["compare-slower"] == "problem"
 
 
 def test_a_signal_that_ends_the_command_is_named() -> None:

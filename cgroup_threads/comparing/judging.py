@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from ..notices import Notice, shown
+from ..notices import Level, Notice, shown
 from .llama_reading import read_llama_summary
 from .ratio import invert, judge_ratio
 from .records import NOTHING, ArmResult, Difference, OutputVerdict, Ratio, Run, Terms
@@ -35,10 +35,14 @@ def _judge_time(plain: ArmResult, governed: ArmResult, ratio: Ratio | None, term
     if verdict == "unknown":
         message = f"governed is {say_ratio(ratio, 'as fast')} in one round, which has no spread: it may be chance"
         return Notice("compare-one-round", message, "warning", "--runs 5")
+    if bool(plain.failed) != bool(governed.failed):
+        return Notice("compare-failed-time", "times are not compared: the runs of one arm failed", "warning")
     if verdict == "same":
         return Notice("compare-same", f"no measurable difference: governed is {say_ratio(ratio, 'as fast')}")
     if verdict == "slower":
-        return Notice("compare-slower", f"governed is {say_ratio(invert(ratio), 'slower')}", "problem")
+        # Two rounds agree by chance too often for a check to fail on them.
+        level: Level = "problem" if ratio.bound or len(ratio.rounds) >= FEW else "warning"
+        return Notice("compare-slower", f"governed is {say_ratio(invert(ratio), 'slower')}", level)
     return Notice("compare-faster", f"governed is {say_ratio(ratio, 'faster')}")
 
 
