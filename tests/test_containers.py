@@ -46,22 +46,26 @@ RUNC = {
 }
 
 
+@pytest.mark.where("containers: runc")
 @pytest.mark.parametrize("name", RUNC)
 def test_runc(name: str) -> None:
     container, right = RUNC[name]
     check(run_container(INSIDE, container), right)
 
 
+@pytest.mark.where("containers: podman")
 @pytest.mark.parametrize("flags", FLAGS)
 def test_podman(flags: str) -> None:
     check(run_podman(INSIDE, *flags.split()), FLAGS[flags])
 
 
+@pytest.mark.where("containers: podman")
 def test_podman_with_a_read_only_root() -> None:
     # Else podman would copy this machine's /tmp into memory.
     check(run_podman(INSIDE, "--cpus", "1", "--read-only", "--read-only-tmpfs=false"), ONE)
 
 
+@pytest.mark.where("containers: gVisor")
 @pytest.mark.parametrize("overridden", [False, True])
 def test_gvisor_hides_a_real_quota(overridden: bool) -> None:
     """Inside of the sandbox no file tells of it; what the user says holds."""

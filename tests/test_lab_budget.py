@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.lab import require
 from tests.lab.cgroup1 import CPUSET, group
 from tests.lab.shared_budget import Worker, set_quota, slot_files, workers
+
+pytestmark = pytest.mark.where("cgroup v1: real groups")
 
 # More cores than the machine has: slots are counted, not computed on.
 SIX = {"CGROUP_THREADS_CORES": "6"}

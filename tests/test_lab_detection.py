@@ -12,6 +12,8 @@ import pytest
 from tests.lab import require
 from tests.lab.cgroup1 import LAYOUTS, Layout, ask
 
+pytestmark = pytest.mark.where("cgroup v1: real groups")
+
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.title.replace(" ", "-"))
 def test_layout(layout: Layout) -> None:

@@ -22,7 +22,7 @@ from tests.lab.cgroup1 import CPU, group, run_inside
 from tests.lab.commands import clean_environ
 
 # Minutes, and other programs of the machine change what is measured.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.where("cgroup v1: hidden limits")]
 
 # Threads that compute in C (hashlib gives up the GIL) under leases, until ``enough`` samples are there or, if it is
 # given, the budget has the cores ``awaited``.

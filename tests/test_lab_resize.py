@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from benchmarks.llama_forgotten_argument import build_shim
 from tests.lab import require, require_module
 from tests.lab.cgroup1 import group
 from tests.lab.shared_budget import Worker, set_quota
 from tests.test_lab_budget import until
+
+pytestmark = pytest.mark.where("cgroup v1: real groups")
 
 # ``seen`` is what the latest call had: its lease, torch's count, the members of a real team of torch's own runtime, and
 # numba's count, which cannot be raised above what it was started with.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cgroup_threads.detection.records import CpuLimits, Topology
 from cgroup_threads.governor.sizing import Size, keep_known
 from tests.lab.cgroup1 import group
 from tests.lab.shared_budget import workers
+
+pytestmark = pytest.mark.where("cgroup v1: real groups")
 
 EXHAUST = """
 import resource

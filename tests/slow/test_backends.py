@@ -34,7 +34,7 @@ def bind_quota():
 def show(*values): print(json.dumps(values))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.where("venvs: onnx, openvino back ends"), pytest.mark.timeout(1800)]
 
 
 @cache

@@ -19,7 +19,7 @@ from tests.lab import require, require_module
 from tests.lab.commands import clean_environ, inside, quota_group, run
 from tests.lab.models import tiny_gguf
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.where("here, 256 CPUs believed"), pytest.mark.timeout(300)]
 
 CPUS = 256
 OURS = "import cgroup_threads as ct\n"

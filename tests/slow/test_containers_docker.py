@@ -9,7 +9,7 @@ import pytest
 from tests.lab.contained import FLAGS, INSIDE, ONE, check
 from tests.lab.containers import Docker, docker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.where("containers: Docker")]
 
 
 @pytest.fixture(scope="module")

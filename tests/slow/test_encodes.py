@@ -16,7 +16,7 @@ import pytest
 from tests.lab.commands import clean_environ
 from tests.lab.models import minilm_directory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.where("long: 20 000 encodes"), pytest.mark.timeout(1800)]
 
 # Sixteen cores to share: none of the four callers gets less than it asks for, and none waits.
 ENVIRON = {"CGROUP_THREADS_CORES": "16", "MKL_DYNAMIC": "FALSE", "HF_HUB_OFFLINE": "1"}

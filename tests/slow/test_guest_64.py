@@ -8,7 +8,7 @@ from tests.lab.guest import Boot, boot
 
 DEADLINE_S = 900.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 120)]
+pytestmark = [pytest.mark.slow, pytest.mark.where("guest: 64 CPUs, quota 8"), pytest.mark.timeout(DEADLINE_S + 120)]
 
 HOST, QUOTA = 64, 8
 

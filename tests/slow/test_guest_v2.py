@@ -11,7 +11,7 @@ from tests.lab.guest import Boot, boot
 
 DEADLINE_S = 600.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 120)]
+pytestmark = [pytest.mark.slow, pytest.mark.where("guest: cgroup v2, 8 CPUs"), pytest.mark.timeout(DEADLINE_S + 120)]
 
 ALL = list(range(8))
 MOUNT = "/sys/fs/cgroup"

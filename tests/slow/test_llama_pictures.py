@@ -10,7 +10,11 @@ from tests.lab.builds import BUILD_SECONDS, llama_without_openmp
 from tests.lab.models import HELD, llama_script
 from tests.lab.pictures import PATCHES, decoder_gguf, png, projector_gguf
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_SECONDS + 600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.where("venvs: llama.cpp without OpenMP, libmtmd"),
+    pytest.mark.timeout(BUILD_SECONDS + 600),
+]
 
 # The call that encodes and decodes a picture is watched below our wrapper: the budget's leases and the counts of then.
 PRELUDE = """

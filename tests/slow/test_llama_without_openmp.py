@@ -10,7 +10,11 @@ from tests.lab.builds import BUILD_SECONDS, llama_without_openmp
 from tests.lab.commands import quota_group
 from tests.lab.models import llama_script, minilm_gguf
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_SECONDS + 600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.where("venvs: llama.cpp without OpenMP, libmtmd"),
+    pytest.mark.timeout(BUILD_SECONDS + 600),
+]
 
 # Threads live as long as one native call here, so that a second one sees what the call really computes with.
 PRELUDE = """
