@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from .reporting.inspecting import Inspection as Inspection
     from .reporting.inspecting import inspect_process as inspect_process
     from .startup import apply as apply
-    from .tuning import tune as tune
     from .tuning.errors import TuneError as TuneError
     from .tuning.records import TuneResult as TuneResult
+    from .tuning.tuner import tune as tune
 
 __version__ = "0.1.0"
 
@@ -130,7 +130,7 @@ _HOMES = {
     "report": "reporting",
     "run": "governor.running",
     "statistics": "governor.core_budget",
-    "tune": "tuning",
+    "tune": "tuning.tuner",
     "undo": "environment",
     "usable_cores": "detection",
     "watch": "governor.watcher",
@@ -141,9 +141,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    # Not by importlib: that may have to be loaded itself, and nothing can be where no descriptor is free. What the
+    # package has loaded to detect and plan answers there, too; the others raise OSError until there is one.
+    value = getattr(__import__(f"{__name__}.{home}", fromlist=(name,)), name)
     globals()[name] = value
     return value
 

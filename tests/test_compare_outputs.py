@@ -16,9 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgroup_threads.comparing.numbers import relative_error, root_mean_square, scales, take_apart
+from cgroup_threads.comparing import outputs, places
+from cgroup_threads.comparing.numbers import (
+    furthest,
+    largest_error,
+    relative_error,
+    root_mean_square,
+    scales,
+    take_apart,
+)
 from cgroup_threads.comparing.outputs import MAX_TEXT, compare_outputs
-from cgroup_threads.comparing.records import Difference, Output, OutputVerdict
+from cgroup_threads.comparing.records import CompareError, Difference, Output, OutputVerdict
 from tests.lab import require_module
 
 
@@ -161,6 +169,51 @@ def test_ignored_lines_are_left_out_and_numbered_as_they_were() -> None:
     assert (rest.state, rest.reason) == ("equal", "apart from the lines left out")
 
 
+def test_a_search_that_does_not_end_is_ended_and_its_pattern_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "IGNORE_SECONDS", 0.5)
+    plain, governed = (f"{'a' * 60}{end}" for end in "bc")
+    with pytest.raises(CompareError) as caught:
+        compared([plain], [governed], ignored=["^threads", "(a+)+$", "^x"])
+    assert str(caught.value) == "compare: --ignore '(a+)+$': the search did not end within 0.5 s"
+
+
+def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompareError, match=r"--ignore: the search failed: .*unterminated subpattern"):
+        compared(["a"], ["b"], ignored=["("])
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(CompareError, match="--ignore: the search failed: No such file"):
+        compared(["a"], ["b"], ignored=["x"])
+
+
+def test_a_million_numbers_cost_little_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact search for the furthest pair is for the few examples that are shown."""
+    looked: list[object] = []
+
+    def counted(*arguments: Any) -> Any:
+        looked.append(arguments)
+        return furthest(*arguments)
+
+    monkeypatch.setattr(places, "furthest", counted)
+    rows = [" ".join(f"{(7 * n + row) % 10}.5" for n in range(5000)) for row in (0, 3, 5, 6)]
+    found = compared(rows[:1], rows[3:])
+    assert (found.state, len(found.differences)) == ("differ", 3)
+    assert compared(rows[:2], rows[2:]).varying == (5000, 0, 0)
+    assert 6 <= len(looked) < 50  # three times for each; a few more where a larger error follows
+
+
+def test_a_line_too_long_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (" ".join(f"0.{(7 * n + add) % 10}" for n in range(1000)) for add in (0, 1))
+    monkeypatch.setattr(places, "MAX_LINE", 2 * len(one))
+    assert compared([f"a\n{one}"], [f"a\n{other}"]).differences[0].place.startswith("line 2, number ")
+    monkeypatch.setattr(places, "MAX_LINE", 2 * len(one) - 1)
+    found = compared([f"a\n{one}"], [f"a\n{other}"])
+    assert found.state == "differ"
+    assert found.differences == (
+        Difference("line 2, too long to be looked into", f"{one[:60]}...", f"{other[:60]}..."),
+    )
+    assert compared([one, other], [one]).varying == (0, 1, 0)
+
+
 def test_padding_of_columns_is_no_difference() -> None:
     assert compared([" 9.9999999 |  1"], ["10.0000000 |  1"]).state == "close"
     assert compared(["a  b"], ["a b"]).state == "differ"
@@ -234,6 +287,19 @@ def test_the_relative_error_is_symmetric_and_bounded(one: float, other: float) -
     error = relative_error(one, other, 0.0)
     assert error == relative_error(other, one, 0.0)
     assert error == math.inf or 0 <= error <= 2
+
+
+NUMBERS = st.lists(
+    st.sampled_from(["nan", "inf", "-inf", "1e400", "1e401", "-1e400", "0", "-0.0"]) | st.floats().map(repr),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from([0.0, 1.0]))
+def test_the_quick_way_to_the_largest_error_finds_the_same(ones: list[str], others: list[str], scale: float) -> None:
+    assert largest_error(ones, others, scale) == furthest(ones, others, scale)[0]
+    assert largest_error(ones, ones, scale) == furthest(ones, ones, scale)[0]
 
 
 def test_the_root_mean_square_does_not_overflow() -> None:

@@ -19,6 +19,7 @@ from cgroup_threads.errors import InvalidArgumentError
 from cgroup_threads.measuring.quota import QuotaGroup
 from tests.lab import models, require, require_module
 from tests.lab.commands import COMMAND, clean_environ, inside, quota_group, run, run_cli, unprivileged_command
+from tests.lab.waiting import has_ended, wait_until
 
 SHORT = ("--seconds", "0.2", "--rounds", "2", "--callers", "2")
 LLAMA = Workload("llama", "/m.gguf", "llama-cpp-python, m.gguf, one short embedding a call")
@@ -126,6 +127,26 @@ def test_signals_end_the_arms_and_remove_the_group(number: signal.Signals, code:
     assert (process.returncode, out, err) == (code, "", "")
     assert groups_left(made_by(process.pid)) == []
     assert not any(os.path.exists(f"/proc/{member}") for member in members)
+
+
+def test_the_arms_end_with_it_even_if_it_is_killed() -> None:
+    """The group stays: nobody is left who could remove it."""
+    require_module("numpy")
+    with quota_group(1.0):
+        pass
+    command = [*COMMAND, "demo", "--workload", "numpy", "--seconds", "600", "--json"]
+    process = subprocess.Popen(
+        command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        members = wait_for_members(process)
+    finally:
+        process.kill()
+        process.communicate()
+    wait_until(lambda: all(has_ended(int(member)) for member in members))
+    for group in groups_left(made_by(process.pid)):
+        wait_until(lambda group=group: not (group / "cgroup.procs").read_text())  # type: ignore[misc]
+        group.rmdir()
 
 
 def wait_for_members(process: subprocess.Popen[str]) -> list[str]:

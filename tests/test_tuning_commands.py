@@ -111,11 +111,11 @@ def test_a_command_that_does_not_exist(made: Callable[..., CommandSubject]) -> N
 def test_one_that_hangs_is_given_up_with_all_it_started(made: Callable[..., CommandSubject], tmp_path: Path) -> None:
     path = tmp_path / "pid"
     script = f'[ {{threads}} = 1 ] && exit 0; sleep 1000 & echo $! > "{path}"; wait'
-    subject = made("/bin/sh", "-c", script, limit=1.0)
+    subject = made("/bin/sh", "-c", script, limit=4.0)
     subject.measure(COMMAND, 1, 0.0)
     sample = subject.measure(COMMAND, 2, 0.0)
     assert sample.units == 1
-    assert sample.calls == (1.0,)
+    assert sample.calls == (4.0,)
     assert subject.given_up == (("command", 2),)
     assert len(subject.usages) == 1
     wait_until(lambda: has_ended(int(path.read_text())))
@@ -132,7 +132,7 @@ def test_what_has_a_process_group_of_its_own_is_ended_too(made: Callable[..., Co
     """timeout(1) and shells with job control give their parts one."""
     path = tmp_path / "pid"
     script = f'set -m; sleep 1000 & echo $! > "{path}"; test {{threads}} = 1 || wait'
-    subject = made("/bin/bash", "-c", script, limit=1.0)
+    subject = made("/bin/bash", "-c", script, limit=4.0)
     for threads in (1, 2):  # one that ends by itself, and one that is given up
         subject.measure(COMMAND, threads, 0.0)
         wait_until(lambda: has_ended(int(path.read_text())))

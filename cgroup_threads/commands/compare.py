@@ -98,8 +98,8 @@ def _compare(command: list[str], options: argparse.Namespace) -> int:
     from ..comparing.records import Terms
     from ..comparing.render import markdown, render, to_json
     from ..comparing.rounds import run_comparison
-    from ..demo.process import ending_on_signals
     from ..detection import detect
+    from ..measuring.ending import ending_on_signals
     from ..measuring.progress import Progress
     from ..reporting.counters import binding_level
 
@@ -190,6 +190,6 @@ def _pattern(text: str) -> str:
         raise argparse.ArgumentTypeError("an empty regular expression leaves out every line")
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
     return text

@@ -43,9 +43,9 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..demo import run_demo
-    from ..demo.process import ending_on_signals
     from ..demo.table import render, to_json
     from ..demo.workloads import choose_workload
+    from ..measuring.ending import ending_on_signals
     from ..measuring.progress import Progress
 
     progress = Progress(options.quiet or options.json)

@@ -85,9 +85,9 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..demo.process import ending_on_signals
+    from ..measuring.ending import ending_on_signals
     from ..measuring.progress import Progress
-    from ..tuning import tune
+    from ..tuning.tuner import tune
 
     target = choose_target(options.target, options.save)
     if options.plot is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ..measuring.sessions import Guard
 from .judging import find_notices
 from .outputs import compare_outputs
 from .ratio import find_ratio
@@ -25,8 +26,18 @@ def run_comparison(plain: Arm, governed: Arm, terms: Terms, tick: Tick | None = 
     Raises CompareError where nothing can be compared: the command cannot be started, or both arms fail, or meet the
     limit, in their first runs (``terms.go_on`` goes on after failures).
     """
-    show = tick or (lambda done, total, what: None)
-    sides = [_Side(plain), _Side(governed)]
+    guard = Guard()
+    try:
+        one, other = _run_both(plain, governed, terms, tick or (lambda done, total, what: None), guard)
+    finally:
+        guard.close()
+    ratio = find_ratio(one, other, terms.limit)
+    outputs = _compare(one, other, terms)
+    return Comparison(terms, one, other, ratio, outputs, find_notices(one, other, ratio, outputs, terms))
+
+
+def _run_both(plain: Arm, governed: Arm, terms: Terms, show: Tick, guard: Guard) -> tuple[ArmResult, ArmResult]:
+    sides = [_Side(plain, guard), _Side(governed, guard)]
     numbers = range(-terms.warmup, terms.rounds)
     total = len(sides) * len(numbers)
     for step, number in enumerate(numbers):
@@ -38,9 +49,7 @@ def run_comparison(plain: Arm, governed: Arm, terms: Terms, tick: Tick | None = 
         if all(side.gave_up for side in sides):
             raise CompareError(f"compare: neither arm ended within {terms.limit:g} s (--time-limit)")
     one, other = (side.take() for side in sides)
-    ratio = find_ratio(one, other, terms.limit)
-    outputs = _compare(one, other, terms)
-    return Comparison(terms, one, other, ratio, outputs, find_notices(one, other, ratio, outputs, terms))
+    return one, other
 
 
 def _check_first(sides: list[_Side], terms: Terms) -> None:
@@ -64,8 +73,9 @@ def _compare(plain: ArmResult, governed: ArmResult, terms: Terms) -> OutputVerdi
 class _Side:
     """An arm and its runs so far."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: Arm, guard: Guard) -> None:
         self.arm = arm
+        self._guard = guard
         self.runs: list[Run] = []
         self.last: Run | None = None
         self.gave_up = False
@@ -75,7 +85,7 @@ class _Side:
         """One run, kept if it was ``measured`` or met the limit; nothing, once the arm was given up."""
         if self.gave_up:
             return
-        run = run_once(self.arm, terms, tick)
+        run = run_once(self.arm, terms, tick, self._guard)
         if run.output is not None:  # equal outputs are kept once
             run = run._replace(output=self._keep(run.output))
         self.last, self.gave_up = run, run.limited

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-import signal
 import stat
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
+from ..measuring.sessions import Guard, end_session
 from ..notices import shown
 from ..reporting.counters import read_throttling, throttling_between
 from .records import Arm, CompareError, Output, Run, Terms
@@ -34,17 +34,17 @@ class _End(NamedTuple):
     cpu: float
 
 
-def run_once(arm: Arm, terms: Terms, tick: Callable[[], None]) -> Run:
+def run_once(arm: Arm, terms: Terms, tick: Callable[[], None], guard: Guard | None = None) -> Run:
     """Run the arm's command once, to its end or the time limit.
 
-    Whatever it left in its process group is ended with it. Raises CompareError where it cannot be started or written
-    files cannot be read.
+    Whatever it left in its session is ended with it; ``guard`` ends all that if this process is killed. Raises
+    CompareError where it cannot be started or written files cannot be read.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
         old = None if terms.output is None else _identify(terms.output)
         before = read_throttling(terms.counters) if terms.counters else None
         start = time.perf_counter()
-        child = _Child(_start(arm, terms, out, log))
+        child = _Child(_start(arm, terms, out, log), guard)
         try:
             end = _wait(child, start + terms.limit, (out, log), tick)
         finally:
@@ -74,8 +74,11 @@ def run_once(arm: Arm, terms: Terms, tick: Callable[[], None]) -> Run:
 class _Child:
     """A started command. Its end is put into ``ended`` by a thread of its own: only wait4 tells its CPU time."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], guard: Guard | None) -> None:
         self.process = process
+        self._guard = guard
+        if guard is not None:
+            guard.watch(process.pid)
         self.ended: queue.SimpleQueue[_End] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._gone = False
@@ -87,6 +90,8 @@ class _Child:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         moment = time.perf_counter()
         self.kill()
+        if self._guard is not None:
+            self._guard.forget(pid)
         _, status, usage = os.wait4(pid, 0)
         with self._lock:
             self._gone = True
@@ -94,13 +99,10 @@ class _Child:
         self.ended.put(_End(moment, status, usage.ru_utime + usage.ru_stime))
 
     def kill(self) -> None:
-        """End the process group; nothing, once it is gone."""
+        """End the session; nothing, once it is gone."""
         with self._lock:
             if not self._gone:
-                try:
-                    os.killpg(self.process.pid, signal.SIGKILL)
-                except OSError:
-                    pass  # no member is left, or macOS: only the ended leader is
+                end_session(self.process.pid)
 
 
 def _start(arm: Arm, terms: Terms, out: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:

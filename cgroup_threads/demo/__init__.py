@@ -14,6 +14,7 @@ from ..detection import detect
 from ..detection.records import CpuLimits
 from ..errors import InvalidArgumentError
 from ..measuring.quota import QuotaGroup, Refusal, create_group, remove_group
+from ..measuring.sessions import Guard
 from ..reporting.counters import Throttling, binding_level, read_throttling, throttling_between
 from .process import Answer, ArmProcess, DemoError
 from .workloads import Workload
@@ -144,13 +145,14 @@ def _measure(terms: Terms, group: QuotaGroup | None, tick: Tick) -> tuple[Compar
     total = len(ARMS) * (1 + len(counts) * terms.rounds)
     done = 0
     arms: list[_Arm] = []
+    guard = Guard()
 
     def show(what: str) -> Callable[[], None]:
         return lambda: tick(done, total, what)
 
     try:
         for name, governed in ARMS:
-            arms.append(_Arm(name, ArmProcess(name, terms.workload, terms.callers, governed, group)))
+            arms.append(_Arm(name, ArmProcess(name, terms.workload, terms.callers, governed, group, guard)))
             arms[-1].begin(show)
             done += 1
         comparisons = []
@@ -164,6 +166,7 @@ def _measure(terms: Terms, group: QuotaGroup | None, tick: Tick) -> tuple[Compar
     finally:
         for arm in arms:
             arm.process.close()
+        guard.close()
     return tuple(comparisons)
 
 

@@ -1,27 +1,18 @@
-"""One arm of the demo, in a process of its own: loads the workload, then runs a round for each line it is sent.
+"""One arm of the demo, in a process of its own: loads the workload, then runs a round for each request.
 
-Protocol, one JSON object a line: on standard output ``{"loaded": true}``, ``{"ready": detail}`` after a first call,
-then for each ``{"callers": n, "seconds": s}`` read from standard input one ``{"latencies": [seconds], "elapsed":
-seconds}``; ``{"error": text}`` where it failed. It ends when its input ends.
+It answers ``{"loaded": true}``, ``{"ready": detail}`` after a first call, then each ``{"callers": n, "seconds": s}``
+with ``{"latencies": [seconds], "elapsed": seconds}``; ``{"error": text}`` where it failed.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import first_line
+from ..measuring.serving import Channel, describe
 from .workloads import Workload, build_calls
-
-
-def describe(error: Exception) -> str:
-    """An exception on one line."""
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def run_round(call: Callable[[int], object], callers: int, seconds: float) -> dict[str, Any]:
@@ -52,24 +43,16 @@ def run_round(call: Callable[[int], object], callers: int, seconds: float) -> di
     return result
 
 
-def main(config: str) -> None:
-    """Run an arm described by the JSON object ``config``."""
-    # Libraries write to standard output as they like: keep it for the protocol alone.
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    options = json.loads(config)
+def main(options: dict[str, Any]) -> None:
+    """Run the arm that ``options`` describe."""
+    channel = Channel()
     try:
         calls = build_calls(Workload(*options["workload"]), options["callers"], options["governed"])
-        print(json.dumps({"loaded": True}), file=channel, flush=True)
+        channel.answer(loaded=True)
         calls.call(0)  # first use loads kernels and makes pools
     except Exception as error:  # noqa: BLE001  # whatever a library raises while loading ends the demo with its text
-        print(json.dumps({"error": describe(error)}), file=channel, flush=True)
-        return
-    print(json.dumps({"ready": calls.detail}), file=channel, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        result = run_round(calls.call, int(request["callers"]), float(request["seconds"]))
-        print(json.dumps(result), file=channel, flush=True)
-    # Threads of native pools may still spin: leave without waiting for them.
-    channel.close()
-    os._exit(0)
+        channel.give_up(error)
+    channel.answer(ready=calls.detail)
+    while True:
+        request = channel.next_request()
+        channel.answer(**run_round(calls.call, int(request["callers"]), float(request["seconds"])))

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from ..measuring.child import Child, Start
+from ..measuring.sessions import Guard
 from ..profiles.identity import present_identity
 from ..profiles.records import Identity
-from .child import Child
 from .errors import TuneError
 from .memory import find_free_memory
 from .records import Sample, Task
@@ -19,7 +20,8 @@ START_LIMIT: Final = 900.0  # a large model from a slow disk
 FIRST_LIMIT: Final = 120.0  # while nothing is known of how long a call takes
 LEAST_LIMIT: Final = 10.0
 PATIENCE: Final = 8.0  # times what one thread would need
-MOST_CHILDREN: Final = 8
+MOST_CHILDREN: Final = 32  # one for each count on 128 CPUs; as far as memory allows, none is started twice
+_WORKER: Final = f"{__package__}.worker"
 
 
 class Spec(NamedTuple):
@@ -55,6 +57,7 @@ class ChildSubject:
         self._lock = threading.Lock()
         """Held while a child is started or taken away, so that none is left after ``close``."""
         self._closed = False
+        self._guard: Guard | None = None
         self._children: dict[int, Child] = {}
         """By thread count, or under 0 the one for all counts; the least recently used first."""
         self._last: Child | None = None
@@ -105,7 +108,7 @@ class ChildSubject:
         if answer is None:
             self._drop(key)
             self._given_up.append((task.name, threads))
-            return Sample(self._sizes.get(task.name, 1.0), limit, (limit,))
+            return Sample(self._sizes.get(task.name, 1.0), limit, (limit,), stuck=True)
         calls = tuple(float(value) for value in answer["calls"])
         if key not in self._warm:
             self._warm.add(key)
@@ -120,6 +123,9 @@ class ChildSubject:
             self._closed = True
         for key in tuple(self._children):
             self._drop(key)
+        with self._lock:
+            if self._guard is not None:
+                self._guard.close()
 
     def _patience(self, task: str) -> float:
         bound = self._bounds.get(task)
@@ -149,7 +155,10 @@ class ChildSubject:
         with self._lock:
             if self._closed:
                 raise TuneError(spec.title, "it was closed")
-            child = Child(spec.title, options, spec.environment(threads), spec.first_path)
+            if self._guard is None:
+                self._guard = Guard()
+            start = Start(_WORKER, options, spec.environment(threads), spec.first_path)
+            child = Child(start, self._guard, lambda reason: TuneError(spec.title, reason))
             self._children[key] = self._last = child
         loaded = child.wait(START_LIMIT)
         if loaded is None:

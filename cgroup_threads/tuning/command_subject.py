@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from ..errors import InvalidArgumentError
+from ..measuring.child import describe_end, kill_session, read_end, user_environment
+from ..measuring.sessions import Guard
 from ..profiles.identity import present_identity
 from ..profiles.records import Identity
-from .child import describe_end, kill_session, read_end, user_environment
 from .errors import TuneError
 from .records import Sample, Task
 
@@ -53,6 +54,7 @@ class CommandSubject:
         self._lock = threading.Lock()
         """Held while a process is started, killed or waited for."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         self._closed = False
         self.title: str = " ".join(self._command)
         self.tasks: tuple[Task, ...] = (COMMAND,)
@@ -81,7 +83,7 @@ class CommandSubject:
             usage = self._run(threads, limit)
             if usage is None:
                 self.given_up += ((task.name, threads),)
-                return Sample(len(calls) + 1, total + limit, (*calls, limit))
+                return Sample(len(calls) + 1, total + limit, (*calls, limit), stuck=not calls)
             self.usages.append(usage)
             calls.append(usage.seconds)
             total += usage.seconds
@@ -95,6 +97,8 @@ class CommandSubject:
             self._closed = True
             if self._process is not None:
                 kill_session(self._process)  # whoever measures waits for it
+            if self._guard is not None:
+                self._guard.close()
 
     def _patience(self) -> float:
         patience = FIRST_LIMIT if self._bound is None else max(LEAST_LIMIT, PATIENCE * self._bound)
@@ -117,6 +121,8 @@ class CommandSubject:
                 timer.cancel()
                 with self._lock:  # no signal is sent once the process has been waited for
                     kill_session(process)  # what it left running would disturb the next run
+                    if self._guard is not None:
+                        self._guard.forget(process.pid)
                     cpu, resident = _reap(process)
                     self._process = None
             if self._closed:
@@ -132,6 +138,8 @@ class CommandSubject:
         with self._lock:
             if self._closed:
                 raise TuneError(self.title, "it was closed")
+            if self._guard is None:
+                self._guard = Guard()
             try:
                 self._process = subprocess.Popen(
                     command,
@@ -143,6 +151,7 @@ class CommandSubject:
                 )
             except OSError as error:
                 raise TuneError(self.title, f"it cannot be started: {error.strerror}") from error
+            self._guard.watch(self._process.pid)
             return self._process
 
     def _end_late(self, process: subprocess.Popen[bytes], late: threading.Event) -> None:

@@ -11,12 +11,13 @@ from typing import Any, Final
 from ..errors import InvalidArgumentError
 from ..governor.core_budget import statistics
 from ..governor.limiting import find_outer
+from ..measuring.serving import describe
 from ..pools.ledger import Lease, current
 from ..profiles.identity import present_identity
 from ..state import process
 from .errors import TuneError
 from .records import Identity, Sample, Task
-from .worker import describe, repeat
+from .worker import repeat
 
 _EXPECTED: Final = "a plain function that takes the thread count: fn(threads)"
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import MissingExtraError
+from ..measuring.child import worker_environment
 from ..models.llama_leases import DISTRIBUTION
 from ..profiles.gguf import HEADER_BYTES, embeds_alone, parse_header
 from ..profiles.identity import identify_model, library_version
-from .child import worker_environment
 from .child_subject import ChildSubject, Spec
 from .records import Task
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from ..measuring.child import worker_environment
 from ..variables import Counts, clean_environment
-from .child import worker_environment
 from .child_subject import ChildSubject, Spec
 from .records import Task
 

@@ -37,11 +37,15 @@ class Task(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One round of one task: ``units`` of work in ``seconds``, and the seconds of each call in it."""
+    """One round of one task: ``units`` of work in ``seconds``, and the seconds of each call in it.
+
+    ``stuck`` is true where no call had ended when it was given up: the true rate is lower.
+    """
 
     units: float
     seconds: float
     calls: tuple[float, ...] = ()
+    stuck: bool = False
 
 
 class Subject(Protocol):

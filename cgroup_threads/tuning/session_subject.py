@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError, MissingExtraError
+from ..measuring.child import worker_environment
 from ..profiles.identity import identify_model, library_version
-from .child import worker_environment
 from .child_subject import ChildSubject, Spec
 from .records import Task
 

@@ -5,12 +5,12 @@ Pure orchestration: what is measured, who watches over disturbances and the cloc
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ..notices import Level, Notice
+from .cell import Cell
 from .disturbance import Round, describe, is_doubtful
 from .errors import TuneError
 from .noise import Verdict
@@ -87,48 +87,6 @@ def sweep(
     return run.conclude()
 
 
-class _Cell:
-    """One count of one task, and what was measured of it."""
-
-    def __init__(self, task: Task, threads: int, burst: bool) -> None:
-        self.task = task
-        self.threads = threads
-        self.burst = burst
-        self.warm: Sample | None = None
-        self.clean: list[tuple[Sample, Verdict]] = []
-        self.spoilt: list[tuple[Sample, Verdict]] = []
-        self.call_s: float | None = None
-        self.hopeless = False
-
-    @property
-    def kept(self) -> list[tuple[Sample, Verdict]]:
-        """The rounds that count: disturbed ones, and the first call, only where there is nothing else."""
-        first = [] if self.warm is None else [(self.warm, Verdict(judged=False))]
-        return self.clean or self.spoilt or first
-
-    @property
-    def contends(self) -> bool:
-        """Whether this count may be recommended."""
-        return not self.burst and not self.hopeless
-
-    def add(self, sample: Sample, verdict: Verdict) -> None:
-        (self.clean if verdict.cause is None else self.spoilt).append((sample, verdict))
-
-    def point(self) -> Point:
-        samples = [sample for sample, _ in self.kept]
-        verdicts = [verdict for _, verdict in self.kept]
-        periods = sum(verdict.periods for verdict in verdicts)
-        return Point(
-            threads=self.threads,
-            rates=tuple(sample.units / sample.seconds for sample in samples),
-            calls=tuple(statistics.median(sample.calls or (sample.seconds,)) for sample in samples),
-            burst=self.burst,
-            spoilt=len(self.spoilt) if self.clean else 0,
-            throttled=sum(verdict.throttled for verdict in verdicts) / periods if periods else None,
-            quick=tuple(sorted(sample.calls)[len(sample.calls) // 4] for sample in samples if sample.calls),
-        )
-
-
 class _Run:
     """The state of a sweep."""
 
@@ -150,7 +108,7 @@ class _Run:
         self.tick = tick
         self.clock = clock
         self.deadline = clock() + terms.time_limit
-        self.cells = [_Cell(task, threads, threads > usable) for task in tasks for threads in counts]
+        self.cells = [Cell(task, threads, threads > usable) for task in tasks for threads in counts]
         self.history: list[Round] = []
         self.settled: set[Task] = set()
         self.cut = False
@@ -163,6 +121,8 @@ class _Run:
         order = sorted(self.cells, key=lambda cell: (cell.burst, cell.threads if cell.burst else -cell.threads))
         for cell in order:
             self.left -= 1
+            if cell.burst and not self._has_ended(cell.task):
+                continue
             # Where the time is short, a round is worth more than a warm-up.
             if 2 * len(self.cells) * self._expect(cell) <= self.deadline - self.clock():
                 cell.warm = self._measure(cell, 0.0)
@@ -187,9 +147,9 @@ class _Run:
 
     def conclude(self) -> Measured:
         """What was measured, and what is to be said of it. Raises TuneError where that is nothing."""
-        tasks = [task for task in self.tasks if any(cell.kept and not cell.burst for cell in self._of(task))]
+        tasks = [task for task in self.tasks if self._has_ended(task)]
         if not tasks:
-            raise TuneError(self.subject.title, f"no call ended within {self.terms.time_limit:g} s")
+            raise TuneError(self.subject.title, f"no call ended within {self._longest_wait():g} s")
         missing = [f"{cell.task.name} at {cell.threads}" for cell in self.cells if not cell.kept]
         doubtful = {
             task: [
@@ -210,7 +170,16 @@ class _Run:
             notices=notices,
         )
 
-    def _of(self, task: Task) -> list[_Cell]:
+    def _longest_wait(self) -> float:
+        """Seconds that were waited for a call in vain: until it was given up, or to the time limit."""
+        waited = [cell.call_s for cell in self.cells if cell.stuck and cell.call_s is not None]
+        return max(waited, default=self.terms.time_limit)
+
+    def _has_ended(self, task: Task) -> bool:
+        """Whether a call has ended with a count that may be recommended."""
+        return any(cell.kept and not cell.stuck for cell in self._of(task) if not cell.burst)
+
+    def _of(self, task: Task) -> list[Cell]:
         return [cell for cell in self.cells if cell.task == task]
 
     def _points(self, task: Task) -> tuple[Point, ...]:
@@ -219,29 +188,31 @@ class _Run:
     def _contenders(self, task: Task) -> tuple[Point, ...]:
         return tuple(cell.point() for cell in self._of(task) if cell.kept and cell.contends)
 
-    def _is_due(self, cell: _Cell) -> bool:
-        return not cell.hopeless and cell.task not in self.settled and len(cell.clean) < self.terms.rounds
+    def _is_due(self, cell: Cell) -> bool:
+        if cell.hopeless or cell.stuck or (cell.burst and not self._has_ended(cell.task)):
+            return False
+        return cell.task not in self.settled and len(cell.clean) < self.terms.rounds
 
     def _is_settled(self, task: Task) -> bool:
         if any(cell.contends and len(cell.clean) < MIN_ROUNDS for cell in self._of(task)):
             return False
         return not needs_more(self._contenders(task), self.terms.confidence, TOLERANCE)
 
-    def _expect(self, cell: _Cell) -> float:
+    def _expect(self, cell: Cell) -> float:
         """Seconds that one call will take at most, as far as that is known: n threads help n times at best."""
         if cell.call_s is not None:
             return cell.call_s
         known = [(other.call_s, other.threads) for other in self._of(cell.task) if other.call_s is not None]
         return min((call_s * max(1.0, threads / cell.threads) for call_s, threads in known), default=0.0)
 
-    def _plan(self, due: Sequence[_Cell], number: int) -> float:
+    def _plan(self, due: Sequence[Cell], number: int) -> float:
         """Seconds for each measurement, so that the rounds that are left fit."""
         rounds = max(MIN_ROUNDS, self.terms.rounds - number)
         slow = [call_s for call_s in map(self._expect, due) if call_s > self.terms.seconds]
         share = (self.deadline - self.clock()) / rounds - sum(slow)
         return min(self.terms.seconds, max(self.terms.least, share / max(1, len(due) - len(slow))))
 
-    def _measure_round(self, cell: _Cell, number: int, seconds: float) -> bool:
+    def _measure_round(self, cell: Cell, number: int, seconds: float) -> bool:
         self.meter.begin(self.subject.pids)
         sample = self._measure(cell, seconds)
         if sample is None:
@@ -251,7 +222,7 @@ class _Run:
         self.history.append(Round(number, verdict))
         return True
 
-    def _measure(self, cell: _Cell, seconds: float) -> Sample | None:
+    def _measure(self, cell: Cell, seconds: float) -> Sample | None:
         """None where the time is over, or would be by the end."""
         time_left = self.deadline - self.clock()
         if time_left <= max(min(seconds, self.terms.least), self._expect(cell)):

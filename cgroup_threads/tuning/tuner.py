@@ -226,6 +226,10 @@ def say_given_up(subject: Subject, curves: Sequence[Curve] = ()) -> tuple[Notice
     message = (
         f"calls took many times as long as with one thread and were given up: {which} threads; they are even slower"
     )
+    missing = {task for task, _ in given_up} - {curve.task.name for curve in curves}
+    if curves and missing:
+        message = f"no call ended, and there are no figures: {', '.join(sorted(missing))}"
+        return (Notice("tune-given-up", message, "warning", "see that a call ends, and give it less work"),)
     chosen = {(curve.task.name, curve.recommendation.threads) for curve in curves}
     if chosen.isdisjoint(given_up):
         return (Notice("tune-given-up", message),)

@@ -1,13 +1,19 @@
-"""How many bytes of a GGUF file a decoder reads for one token, from the file's table of tensors."""
+"""How many bytes of a GGUF file a decoder reads for one token, from the file's table of tensors.
+
+A header may say anything: the work on it is bounded, for all parts of a model together.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import re
+import stat
 import struct
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+from ..profiles.gguf import Reader, Steps
 
 EMBEDDING: Final = "token_embd.weight"
 OUTPUT: Final = "output.weight"
@@ -16,10 +22,7 @@ LOOKED_UP: Final = frozenset({EMBEDDING, "per_layer_token_embd.weight", "positio
 MAX_PARTS: Final = 999
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _EXPERTS: Final = re.compile(r"_exps\.")
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
-_STRING, _ARRAY, _U32_TYPE = 8, 9, 4  # numbers of types in the file
-_SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_MAX_DIMENSIONS: Final = 8  # llama.cpp knows four
 _KEPT: Final = ("general.alignment", "expert_count", "expert_used_count")
 
 
@@ -46,11 +49,12 @@ def measure_weights(path: str) -> Weights | None:
     """
     parts = find_parts(path)
     try:
-        sizes = [os.path.getsize(part) for part in parts]
-    except OSError:
+        sizes = [_size_of_file(part) for part in parts]
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
+    steps = Steps()
     try:
-        headers = [_read_header(part, size) for part, size in zip(parts, sizes, strict=True)]
+        headers = [_read_header(part, size, steps) for part, size in zip(parts, sizes, strict=True)]
     except (OSError, ValueError, OverflowError, struct.error):
         return Weights(sum(sizes), "file")
     tensors = {name: size for header in headers for name, size in header.tensors.items()}
@@ -78,93 +82,34 @@ def sum_read(tensors: dict[str, int], numbers: dict[str, int]) -> int:
     return round(total)
 
 
-def _read_header(path: str, size: int) -> _Header:
+def _size_of_file(path: str) -> int:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # to open a FIFO would wait for its writer
+        raise OSError(f"{path} is not a regular file")
+    return status.st_size
+
+
+def _read_header(path: str, size: int, steps: Steps) -> _Header:
     """Raises OSError, ValueError or struct.error where this is no GGUF that can be understood."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        return _Reader(view, size).read()
-
-
-class _Reader:
-    """Walks over the header of a GGUF file (versions 2 and 3, little-endian)."""
-
-    def __init__(self, view: Any, size: int) -> None:
-        self.view = view
-        self.size = size
-        self.at = 0
-
-    def read(self) -> _Header:
-        magic, version = self._take(4), self._u32()
-        if magic != b"GGUF" or version not in (2, 3):
-            raise ValueError(f"not a GGUF file of version 2 or 3: {magic!r} {version}")
-        tensors, pairs = self._u64(), self._u64()
+        reader = Reader(view, size, steps)
+        tensors, settings = reader.begin()
         numbers: dict[str, int] = {}
-        for _ in range(pairs):
-            key, kind = self._text(), self._u32()
-            if kind == _U32_TYPE and key.endswith(_KEPT):
-                numbers[key if key.startswith("general.") else key.rpartition(".")[2]] = self._u32()
-            else:
-                self._skip(kind)
+        for key, value in reader.settings(settings):
+            if key.endswith(_KEPT) and isinstance(value, int):
+                numbers[key if key.startswith("general.") else key.rpartition(".")[2]] = value
         offsets = {}
         for _ in range(tensors):
-            name = self._text()
-            dimensions = self._u32()
-            self._take(8 * dimensions + 4)  # their sizes, and the type of the numbers
-            offsets[name] = self._u64()
+            name, dimensions = reader.name(), reader.u32()
+            if dimensions > _MAX_DIMENSIONS:
+                raise ValueError(f"{dimensions} dimensions")
+            reader.take(8 * dimensions + 4)  # their sizes, and the type of the numbers
+            offsets[name] = reader.u64()
         alignment = numbers.get("general.alignment", 32)
         if alignment < 1:
             raise ValueError(f"alignment {alignment}")
-        start = -(-self.at // alignment) * alignment
-        return _Header(numbers, _differences(offsets, self.size - start))
-
-    def _take(self, count: int) -> bytes:
-        if count > self.size - self.at:
-            raise ValueError("the file ends within its header")
-        found: bytes = self.view[self.at : self.at + count]
-        self.at += count
-        return found
-
-    def _u32(self) -> int:
-        number: int = _U32.unpack(self._take(4))[0]
-        return number
-
-    def _u64(self) -> int:
-        number: int = _U64.unpack(self._take(8))[0]
-        return number
-
-    def _text(self) -> str:
-        return self._take(self._u64()).decode("utf-8", "replace")
-
-    def _skip(self, kind: int) -> None:
-        if kind == _STRING:
-            self._skip_strings(1)
-        elif kind == _ARRAY:
-            kind, count = self._u32(), self._u64()
-            if kind == _STRING:
-                self._skip_strings(count)
-            else:
-                self._advance(_size_of(kind) * count)
-        else:
-            self._advance(_size_of(kind))
-
-    def _advance(self, count: int) -> None:
-        if count > self.size - self.at:
-            raise ValueError("the file ends within its header")
-        self.at += count
-
-    def _skip_strings(self, count: int) -> None:
-        """A vocabulary has hundreds of thousands of them: nothing is copied."""
-        view, at, unpack = self.view, self.at, _U64.unpack_from
-        for _ in range(count):
-            at += 8 + unpack(view, at)[0]
-            if at > self.size:
-                raise ValueError("the file ends within its header")
-        self.at = at
-
-
-def _size_of(kind: int) -> int:
-    if kind not in _SIZES:
-        raise ValueError(f"unknown type {kind}")
-    return _SIZES[kind]
+        start = -(-reader.at // alignment) * alignment
+        return _Header(numbers, _differences(offsets, size - start))
 
 
 def _differences(offsets: dict[str, int], end: int) -> dict[str, int]:

@@ -1,24 +1,19 @@
 """The fresh child's side: loads the work, then measures what it is asked to.
 
-Protocol, one JSON object a line: it writes ``{"sizes": {task: units of a call}, "seconds": {task: of a call with one
-thread}}`` once it has loaded, then for each ``{"task", "threads", "seconds"}`` that it reads one ``{"units", "seconds",
-"calls": [seconds of each]}``; ``{"error": text}`` where something failed. It ends at once when its input ends, even in
-the middle of a call.
+It answers ``{"sizes": {task: units of a call}, "seconds": {task: of a call with one thread}}`` once it has loaded, then
+each ``{"task", "threads", "seconds"}`` with ``{"units", "seconds", "calls": [seconds of each]}``; ``{"error": text}``
+where something failed.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import queue
-import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..errors import first_line
+from ..measuring.serving import Channel, describe
 
 _WORKS: Final = {
     "llama": "llama_work",
@@ -87,29 +82,15 @@ def fit_size(calibrate: Callable[[int], float], start: int, top: int, target: fl
 
 def main(options: dict[str, Any]) -> None:
     """Serve one parent; ``options["work"]`` names the kind of work, the rest is the work's own."""
-    # Libraries and functions read and write as they like: the pipes are for the protocol alone.
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-
-    def answer(data: dict[str, Any]) -> None:
-        print(json.dumps(data), file=answers, flush=True)
-
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
+    channel = Channel()
     try:
         work: Work = import_module(f"{__package__}.{_WORKS[options['work']]}").load(options)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a library raises ends the tuning with its text
-        answer({"error": describe(error)})
-        answers.close()
-        os._exit(0)
-    answer({"sizes": work.sizes, "seconds": work.seconds})
+        channel.give_up(error)
+    channel.answer(sizes=work.sizes, seconds=work.seconds)
     present = None
     while True:
-        request = json.loads(waiting.get())
+        request = channel.next_request()
         asked = (str(request["task"]), int(request["threads"]))
         try:
             if asked != present:
@@ -118,17 +99,6 @@ def main(options: dict[str, Any]) -> None:
                 present = asked
             found = work.measure(asked[0], float(request["seconds"]))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # handed to the parent
-            answer({"error": f"with {asked[1]} thread{'s' if asked[1] > 1 else ''}: {describe(error)}"})
+            channel.answer(error=f"with {asked[1]} thread{'s' if asked[1] > 1 else ''}: {describe(error)}")
         else:
-            answer(found._asdict())
-
-
-def describe(error: BaseException) -> str:
-    """An exception on one line."""
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _listen(requests: Any, waiting: queue.SimpleQueue[str]) -> None:
-    for line in requests:
-        waiting.put(line)
-    os._exit(0)  # the parent is gone
+            channel.answer(**found._asdict())

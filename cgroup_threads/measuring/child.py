@@ -1,6 +1,6 @@
 """The parent's side of a fresh interpreter that measures: start it, ask it, end it in every case.
 
-``worker.py`` is the other side, and says what goes over the pipes.
+``serving.py`` is the other side.
 """
 
 from __future__ import annotations
@@ -14,25 +14,32 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, NamedTuple
 
 from ..environment import ours_and_users
 from ..marker import MARKER
-from .errors import TuneError
+from .interpreter import find_interpreter
+from .sessions import Guard, end_session
 
+POLL_SECONDS: Final = 0.05
 _LAST_WORDS: Final = 1 << 16
 _ASSERTION: Final = "GGML_ASSERT"  # llama.cpp aborts with it, before the lines of a debugger
 _SECONDS_TO_END: Final = 5.0
-_POLL_SECONDS: Final = 0.01
-_LOOKS: Final = 3  # for members of a session: one that is being killed may start another
-# Where modules are found comes before anything is imported.
+_LOOK_SECONDS: Final = 0.01
+# Joining a group comes before anything is imported, since the package detects its limits then; and so does where
+# modules are found.
 _START: Final = """\
-import json, sys
+import sys
+if sys.path[:1] == [""]: del sys.path[0]  # the working directory may hold a json.py
+import json
 start = json.loads(sys.argv[1])
+if start["procs"]:
+    with open(start["procs"], "w") as file:
+        file.write("0")
 sys.path[:] = start["path"]
-from cgroup_threads.tuning.worker import main
-main(start["options"])
+from importlib import import_module
+import_module(start["module"]).main(start["options"])
 """
 
 
@@ -48,30 +55,51 @@ def worker_environment(environment: Mapping[str, str] | None = None) -> dict[str
     return {**user_environment(environment), "CGROUP_THREADS_AUTO": "0"}
 
 
-class Child:
-    """A running worker. ``what`` names the work in errors; ``options`` are those of ``worker.main``."""
+class Start(NamedTuple):
+    """How a child begins: ``main(options)`` of ``module``, in ``environment``.
 
-    def __init__(
-        self, what: str, options: Mapping[str, Any], environment: Mapping[str, str], first_path: str | None = None
-    ) -> None:
-        self.what = what
+    ``first_path`` is where modules are looked for first, ``procs`` the file of a cgroup to join ("" for none).
+    """
+
+    module: str
+    options: Mapping[str, Any]
+    environment: Mapping[str, str]
+    first_path: str | None = None
+    procs: str = ""
+
+
+class Child:
+    """A running child. ``fail`` makes the exception that is raised where it fails, from a reason in one line.
+
+    ``guard`` ends it if this process is killed.
+    """
+
+    def __init__(self, start: Start, guard: Guard, fail: Callable[[str], Exception]) -> None:
+        self._fail = fail
+        self._guard = guard
         paths = [os.path.abspath(entry) for entry in sys.path]
-        start = {"path": paths if first_path is None else [first_path, *paths], "options": options}
+        told = {
+            "module": start.module,
+            "options": start.options,
+            "path": paths if start.first_path is None else [start.first_path, *paths],
+            "procs": start.procs,
+        }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the child; close() closes it
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(start)],
+                [find_interpreter(), "-c", _START, json.dumps(told)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=dict(environment),
+                env=dict(start.environment),
                 start_new_session=True,  # Ctrl-C goes to the parent alone, which ends its children itself
             )
         except OSError as error:
             self._log.close()
-            raise TuneError(what, f"no process can be started: {error.strerror}") from error
+            raise fail(f"no process can be started: {error.strerror}") from error
+        guard.watch(self.pid)
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="cgroup-threads-tune", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="cgroup-threads-child", daemon=True)
         self._reader.start()
 
     @property
@@ -82,36 +110,45 @@ class Child:
     def running(self) -> bool:
         return not has_ended(self._process)
 
-    def ask(self, request: Mapping[str, Any], limit: float) -> dict[str, Any] | None:
-        """Send one request and return its answer; None if there was none within ``limit`` seconds."""
+    def ask(
+        self, request: Mapping[str, Any], limit: float, tick: Callable[[], None] | None = None
+    ) -> dict[str, Any] | None:
+        """Send one request and return its answer; see ``wait``."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise TuneError(self.what, self._last_words()) from None
-        return self.wait(limit)
+            raise self._fail(self._last_words()) from None
+        return self.wait(limit, tick)
 
-    def wait(self, limit: float) -> dict[str, Any] | None:
-        """The worker's next line; None if there was none within ``limit`` seconds.
+    def wait(self, limit: float, tick: Callable[[], None] | None = None) -> dict[str, Any] | None:
+        """The child's next line; None if there was none within ``limit`` seconds.
 
-        Raises TuneError if it says that the work failed, or has ended.
+        ``tick`` is called meanwhile, several times a second. Raises what ``fail`` makes if the child says that the
+        work failed, or has ended.
         """
-        try:
-            line = self._lines.get(timeout=min(limit, threading.TIMEOUT_MAX))
-        except queue.Empty:
-            return None
+        deadline = time.monotonic() + min(limit, threading.TIMEOUT_MAX)
+        while True:
+            left = deadline - time.monotonic()
+            if tick is not None:
+                tick()
+            try:
+                line = self._lines.get(timeout=max(0.0, left if tick is None else min(left, POLL_SECONDS)))
+                break
+            except queue.Empty:
+                if left <= 0:
+                    return None
         if line is None:
-            raise TuneError(self.what, self._last_words())
+            raise self._fail(self._last_words())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise TuneError(self.what, answer["error"])
+            raise self._fail(answer["error"])
         return answer
 
     def close(self) -> None:
         """Kill the child, and what it started, and wait for it. Twice does nothing."""
-        kill_session(self._process)
-        self._process.wait()
+        self._end()
         self._reader.join(_SECONDS_TO_END)  # what left the session may still hold the pipe
         if self._process.stdin is not None:
             try:
@@ -128,12 +165,16 @@ class Child:
             self._lines.put(line)
         self._lines.put(None)
 
+    def _end(self) -> None:
+        kill_session(self._process)
+        self._guard.forget(self.pid)
+        self._process.wait()
+
     def _last_words(self) -> str:
         deadline = time.monotonic() + _SECONDS_TO_END
         while not has_ended(self._process) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        kill_session(self._process)  # what it started may outlive it
-        self._process.wait()
+            time.sleep(_LOOK_SECONDS)
+        self._end()  # what it started may outlive it
         if self._log.closed:
             return "it was ended"  # by another thread, whose time was over
         return describe_end(self._process.returncode, read_end(self._log))
@@ -150,54 +191,20 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that leads a session of its own, with all that are in it. It must not have been waited for.
-
-    Without /proc those in a process group of their own are left.
-    """
+    """Kill a process that leads a session of its own, with all that are in it; nothing, once it was waited for."""
     if process.returncode is not None:
         return
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, PermissionError):  # Windows has no sessions; macOS refuses for one that has just ended
-        process.kill()
-    except ProcessLookupError:
-        pass
-    killed = {process.pid}
-    for _ in range(_LOOKS):
-        found = set(_find_members(process.pid)) - killed
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass  # it ended by itself, or is another user's
-        killed |= found
-        if not found:
-            return
-
-
-def _find_members(session: int) -> Iterator[int]:
-    """The processes in ``session``, also in groups of their own, as timeout(1) and job control make them."""
     if sys.platform == "win32":
-        return
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return
-    for name in names:
-        if name.isascii() and name.isdigit():
-            try:
-                if os.getsid(int(name)) == session:
-                    yield int(name)
-            except OSError:
-                pass  # it has ended
+        process.kill()
+    else:
+        end_session(process.pid)
 
 
-def read_end(log: Any) -> bytes:
+def read_end(log: IO[bytes]) -> bytes:
     """The last bytes written to an open file."""
     log.seek(0, os.SEEK_END)
     log.seek(max(0, log.tell() - _LAST_WORDS))
-    found: bytes = log.read()
-    return found
+    return log.read()
 
 
 def describe_end(code: int, log: bytes) -> str:
