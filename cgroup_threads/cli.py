@@ -39,8 +39,8 @@ class _Parser(argparse.ArgumentParser):
     """Usage errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        line = " ".join(message.split())  # an argument may hold newlines
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {line} (see {self.prog} --help)\n")
+        text = f"{self.prog}: error: {_one_line(message)} (see {self.prog} --help)\n"
+        self.exit(EXIT_USAGE, None if sys.stderr is None else text)  # argparse of Python 3.10 would raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,8 +90,13 @@ def _escape_output() -> None:
 
 def _fail(message: str) -> int:
     if sys.stderr is not None:  # print would take standard output instead
-        print(f"{PROG}: error: {message}", file=sys.stderr)
+        print(f"{PROG}: error: {_one_line(message)}", file=sys.stderr)
     return EXIT_USAGE
+
+
+def _one_line(message: str) -> str:
+    """``message`` without what a terminal would obey: arguments and paths may hold newlines and escape sequences."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(message.split()))
 
 
 def _abandon_output() -> None:

@@ -121,15 +121,18 @@ def _stem(path: str) -> str:
 
 def _skip_wrappers(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, dict[str, str], list[str]]:
     """Where the wrapped program is, the variables that are set for it, and what is to be said of the wrappers."""
-    index, assigned, notes = 0, {}, []
+    assigned: dict[str, str] = {}
+    notes: list[str] = []
+    index, empty = 0, False
     while index < len(command) and (name := _stem(command[index])) in _WRAPPERS:
         index += 1
         while index < len(command) and (command[index].startswith("-") or name == "env"):
             word = command[index]
             if word.startswith("-"):
-                if name == "env" and word in ("-", "-i", "--ignore-environment"):
-                    assigned.update(dict.fromkeys(environ, ""))
+                if name == "env" and word in ("-", "-i", "--ignore-environment") and not empty:
+                    assigned.update(dict.fromkeys((*environ, *assigned), ""))
                     notes.append(f"env {word} takes the variables away again: the command gets the arguments alone")
+                    empty = True
                 index += 2 if word in _WRAPPERS[name] else 1
                 if name == "env" and (gone := find_option([word, *command[index - 1 : index]], "-u", "--unset")):
                     assigned[gone] = ""
@@ -138,6 +141,7 @@ def _skip_wrappers(command: Sequence[str], environ: Mapping[str, str]) -> tuple[
             elif _ASSIGNMENT.match(word):
                 variable, _, value = word.partition("=")
                 assigned[variable] = value
+                empty = False
                 index += 1
             else:
                 break
@@ -155,15 +159,19 @@ def _find_target(command: Sequence[str], index: int) -> tuple[str, int]:
             index += word == "--check-hash-based-pycs"
             continue
         for place, letter in enumerate(word[1:], start=2):
-            value = word[place:]
             if letter == "c":
                 return "", len(command)
             if letter == "m":
-                return (value, index) if value else (command[index] if index < len(command) else "", index + 1)
+                value = word[place:]
+                return (value, index) if value else (_at(command, index), min(index + 1, len(command)))
             if letter in "WX":
-                index += not value
+                index += place == len(word)
                 break
     return "", len(command)
+
+
+def _at(command: Sequence[str], index: int) -> str:
+    return command[index] if index < len(command) else ""
 
 
 def _count_workers(program: Program, environ: Mapping[str, str], exists: Callable[[str], bool]) -> Program:

@@ -54,4 +54,9 @@ def format_statement(shell: str, name: str, value: str | None) -> str:
         # In fish's single quotes a backslash escapes itself and the quote, and nothing else.
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"set -gx {name} '{quoted}';"
-    return f"unset {name};" if value is None else f"export {name}={shlex.quote(value)};"
+    return f"unset {name};" if value is None else f"export {name}={quote_word(value)};"
+
+
+def quote_word(word: str) -> str:
+    """``word`` quoted for shells of the Bourne family, zsh included: there an unquoted ``=name`` is name's path."""
+    return f"'{word}'" if word.startswith("=") and shlex.quote(word) == word else shlex.quote(word)

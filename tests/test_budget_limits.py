@@ -395,3 +395,22 @@ asyncio.run(main())
 seen.append(now())
 """
     assert budget_script(script) == ["can't start new thread"] * 2 + [[0, 0, 0]]
+
+
+def test_a_stop_by_the_quota_is_no_reason_to_look_more_rarely() -> None:
+    """A look that the scheduler held up cost no CPU; one that computed is not repeated at once."""
+    script = """
+from cgroup_threads.governor import core_budget
+core = core_budget.core_budget()
+def after(follow):
+    core.follow, core.due_s = follow, 0.0
+    before = core_budget.monotonic()
+    core.look()
+    seen.append(round(core.due_s - before, 1) > 2 * core_budget.CHECK_S)
+def compute():
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end: pass
+after(lambda: threading.Event().wait(0.02))
+after(compute)
+"""
+    assert budget_script(script) == [False, True]

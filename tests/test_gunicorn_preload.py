@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -22,12 +18,13 @@ import pytest
 from cgroup_threads.detection import detect
 from tests.lab import require_module
 from tests.lab.cgroup1 import CPU, CPUSET, group
-from tests.lab.commands import clean_environ
+from tests.lab.gunicorn import gunicorn
 from tests.lab.shared_budget import workers
 
 DEADLINE_S = 60
 # Four cores: each of two workers computes with a team also while the other one does. MKL would not go above the CPUs.
 ENVIRON = {"CGROUP_THREADS_CORES": "4", "MKL_DYNAMIC": "FALSE"}
+TWO_THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
 
 WORK = """
 import json, os
@@ -79,53 +76,21 @@ def application(environ, start_response):
 
 
 @contextmanager
-def gunicorn(
-    directory: Path, app: str, name: str | None = None, *, hangs: bool = False, **environ: str
+def preloaded(
+    directory: Path, app: str, name: str | None = None, *, environ: Mapping[str, str] = ENVIRON, hangs: bool = False
 ) -> Iterator[int]:
-    """gunicorn with ``app`` and two workers, in the group ``name``; yields its port on the loopback interface.
-
-    It must end in order when told to, unless it ``hangs``.
-    """
-    require_module("gunicorn")
+    """gunicorn that loads ``app`` before it forks two workers, in the group ``name``; yields its port."""
     require_module("torch")
-    (directory / "app.py").write_text(app)
     os.mkfifo(directory / "release")
 
     def join() -> None:
         for hierarchy in (CPU, CPUSET) if name is not None else ():
             (hierarchy / str(name) / "cgroup.procs").write_text(str(os.getpid()))
 
-    # Connections wait in this socket's queue until there are workers: nobody has to ask when the server is up.
-    with socket.create_server(("127.0.0.1", 0)) as listener, open(directory / "log", "w+") as log:
-        port = listener.getsockname()[1]
-        bind = f"fd://{listener.fileno()}"
-        server = subprocess.Popen(
-            # --timeout 0: gunicorn would kill and replace a hung worker, and hang again.
-            [sys.executable, "-m", "gunicorn", "--preload", "-w", "2", "-t", "0", "-b", bind, "app:application"],
-            env=clean_environ(**environ),
-            cwd=directory,
-            stdout=log,
-            stderr=log,
-            pass_fds=(listener.fileno(),),
-            preexec_fn=join,
-            start_new_session=True,  # a group of its own: hung workers would outlive the master
-        )
-        listener.close()  # with gunicorn's end connections are refused
-        try:
-            yield port
-            if not hangs:
-                server.send_signal(signal.SIGTERM)
-                assert server.wait(20) == 0
-        except BaseException:
-            log.seek(0)
-            print(log.read())
-            raise
-        finally:
-            try:
-                os.killpg(server.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            server.wait()
+    # -t 0: gunicorn would kill and replace a hung worker, and hang again.
+    options = ("--preload", "-w", "2", "-t", "0")
+    with gunicorn(directory, app, *options, environ=environ, join=join, hangs=hangs) as port:
+        yield port
 
 
 @contextmanager
@@ -142,7 +107,7 @@ def line(response: HTTPResponse) -> Any:
 
 def test_without_the_package_a_worker_hangs(tmp_path: Path) -> None:
     """The fault itself: were it gone, the tests below would prove nothing."""
-    with gunicorn(tmp_path, PLAIN, hangs=True, OMP_NUM_THREADS="2", MKL_NUM_THREADS="2") as port:
+    with preloaded(tmp_path, PLAIN, environ=TWO_THREADS, hangs=True) as port:
         with answered(port, "/alive") as response:
             assert line(response) is True
         with pytest.raises(TimeoutError), answered(port, "/work", seconds=5):
@@ -178,14 +143,14 @@ def ask_both(port: int, directory: Path) -> list[dict[str, Any]]:
 def test_workers_without_a_limit_have_budgets_of_their_own(tmp_path: Path) -> None:
     if detect().status == "limited":
         pytest.skip("this machine's own cgroup has a quota: the next test is about that")
-    with gunicorn(tmp_path, APP, **ENVIRON) as port:
+    with preloaded(tmp_path, APP) as port:
         told = ask_both(port, tmp_path)
         assert [worker["scope"] for worker in told] == ["process", "process"]
         assert [worker["threads"] for worker in told] == [2, 4]
 
 
 def test_workers_in_a_container_share_one_budget(tmp_path: Path) -> None:
-    with group(quota=2.0) as name, gunicorn(tmp_path, APP, name, **ENVIRON) as port:
+    with group(quota=2.0) as name, preloaded(tmp_path, APP, name) as port:
         told = ask_both(port, tmp_path)
         assert [worker["scope"] for worker in told] == ["container", "container"]
         assert [worker["threads"] for worker in told] == [2, 2], "four cores in sum"

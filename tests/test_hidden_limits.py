@@ -30,7 +30,8 @@ from cgroup_threads.governor.hidden import (
 )
 from cgroup_threads.governor.sampling import parse_idle, parse_schedstat, read_idle, read_threads
 from cgroup_threads.reporting.judge import find_problems
-from cgroup_threads.reporting.render import render, to_dict
+from cgroup_threads.reporting.render import render
+from cgroup_threads.reporting.values import to_dict
 from tests.report_samples import make_evidence
 
 

@@ -323,3 +323,17 @@ thread = wait()
         holder("leave()")
         until(lambda: other("now()") == [2, 2, 0])
         other("[free.set(), thread.left.set()]")
+
+
+def test_a_change_of_scope_leaves_no_descriptors_behind() -> None:
+    """Nor does it make a call wait that holds on to the budget of before."""
+    change = "[(ct.configure(scope=s), enter(), leave()) and len(os.listdir('/proc/self/fd')) for s in {0!r}]"
+    with group(quota=1.0) as name, workers(name, 1) as (only,):
+        before = only(change.format(["process", "container"]))
+        only("old = core()")
+        assert only(change.format(["process", "container"] * 10))[-1] == before[-1]
+        only("from cgroup_threads.pools.ledger import Lease")
+        only("late = Lease(1)")
+        only("old.claim(late, 4)")
+        assert only("[late.threads, late.waited_s, old.counters.overcommitted]") == [1, 0.0, 1]
+        only("old.give(late)")

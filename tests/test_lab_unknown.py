@@ -7,6 +7,7 @@ import pytest
 from cgroup_threads.detection.records import CpuLimits, Topology
 from cgroup_threads.governor.sizing import Size, keep_known
 from tests.lab.cgroup1 import group
+from tests.lab.commands import run_python
 from tests.lab.shared_budget import workers
 
 pytestmark = pytest.mark.where("cgroup v1: real groups")
@@ -42,3 +43,28 @@ def test_only_what_a_quota_gave_is_kept() -> None:
     assert keep_known(Size(12, "process", "quota"), after, unknown) == after  # less is safe
     assert keep_known(Size(2, "process", "quota"), after, unknown._replace(status="unlimited")) == after
     assert keep_known(Size(2, "process", "quota"), after, unknown._replace(override=8.0)) == after
+
+
+CAPPED = """
+from cgroup_threads.detection.records import CpuLimits, Topology
+from cgroup_threads.governor import core_budget
+from cgroup_threads.governor.following import Following
+from cgroup_threads.settings import Settings
+
+cpus = frozenset(range(64))
+limited = CpuLimits(4.0, "limited", cpus, "sched_getaffinity", None, 64, 64, "quota", Topology(64))
+unknown = limited._replace(quota=None, status="unknown", bound_by="host")
+now = limited
+core_budget._limits = lambda settings: now
+core = core_budget.CoreBudget(Settings(scope="process"))
+for now, cap in ((limited, 2), (unknown, 2), (unknown, None), (unknown, 1), (limited, None)):
+    core.sampler.following = Following(cap)
+    core.follow()
+    print(core.budget.cores, core.statistics().bound_by)
+"""
+
+
+def test_a_quota_is_kept_below_a_hidden_limit_too() -> None:
+    """The budget follows the lower of both; when the hidden limit is gone, what the quota gave is still known."""
+    found = run_python(CAPPED).stdout.splitlines()
+    assert found == ["2 hidden limit", "2 hidden limit", "4 quota", "1 hidden limit", "4 quota"]

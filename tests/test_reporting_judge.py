@@ -101,16 +101,46 @@ def test_how_much_throttling_matters(periods: int, throttled: int, level: str | 
     assert (notice.level if notice else None) == level
 
 
-def test_throttling_since_the_start_may_be_over() -> None:
-    notice = find("throttled", throttling=Throttling("cpu.stat", 100, 90, 1.0), limits=make_limits(quota=1.0))
+def test_throttling_since_the_group_was_made() -> None:
+    notice = find("throttled", throttling=Throttling("cpu.stat", 9000, 8000, 90.0), limits=make_limits(quota=1.0))
     assert notice is not None
     assert notice.level == "warning"
-    assert "the quota of 1 core stopped this group in 90 % of periods since it was made" in notice.message
+    assert notice.message == "the quota of 1 core stopped this group in 89 % of periods since it was made"
     assert "--interval 10" in notice.fix
 
 
+@pytest.mark.parametrize(
+    ("periods", "throttled", "level"),
+    [
+        (100, 90, "info"),  # it may go on, or be over
+        (600, 600, "info"),
+        (700, 640, "warning"),
+        (9000, 600, "info"),
+        (9000, 1100, "warning"),  # 500 of the 8400 that were not the start
+        (12000, 1100, "info"),
+        (13000, 600, None),
+    ],
+)
+def test_a_heavy_start_is_no_warning_for_ever(periods: int, throttled: int, level: str | None) -> None:
+    """Models were loaded and compiled; the group's counters keep that as long as it is there."""
+    counters = Throttling("cpu.stat", periods, throttled, throttled / 10)
+    notice = find("throttled", throttling=counters)
+    assert (notice.level if notice else None) == level
+    if level == "info":
+        assert notice is not None
+        assert "may all be its start" in notice.message
+        assert "--interval 10" in notice.fix
+
+
+def test_a_start_is_no_excuse_over_an_interval() -> None:
+    notice = find("throttled", throttling=Throttling("cpu.stat", 100, 90, 9.0), interval=10.0)
+    assert notice is not None
+    assert notice.level == "problem"
+
+
 def test_below_one_core_throttling_cannot_be_mended_by_threads() -> None:
-    notice = find("throttled", throttling=Throttling("cpu.stat", 100, 90, 1.0), limits=make_limits(quota=0.5))
+    limits = make_limits(quota=0.5)
+    notice = find("throttled", throttling=Throttling("cpu.stat", 100, 90, 1.0), interval=10.0, limits=limits)
     assert notice is not None
     assert notice.level == "warning"
     assert "whole core" in notice.fix
@@ -167,6 +197,23 @@ def test_more_runnable_threads_than_cores() -> None:
 def test_cpu_pressure() -> None:
     assert find("cpu-pressure", pressure=Pressure("/proc/pressure/cpu", 35.0, 10.0)) is not None
     assert find("cpu-pressure", pressure=Pressure("/proc/pressure/cpu", 3.0, 10.0)) is None
+
+
+def test_a_judge_that_fails_is_a_finding_and_the_others_are_asked() -> None:
+    """Evidence comes from libraries: here a pool without a name."""
+    nameless = make_pool(threads=64)._replace(name=None)  # type: ignore[arg-type]
+    evidence = make_evidence(pools=(nameless,), other_counts=(("joblib", 64),), settings=Settings(auto=False))
+    found = find_problems(evidence)
+    assert [notice.code for notice in found] == [*["report-incomplete"] * 2, "other-count-differs", "auto-off"]
+    message = "could not be judged: AttributeError: 'NoneType' object has no attribute 'lower'"
+    assert [notice.message for notice in found[:2]] == [f"pools {message}", f"OpenMP runtimes {message}"]
+    assert {notice.level for notice in found[:2]} == {"warning"}
+
+
+def test_what_a_judge_found_before_it_failed_is_kept() -> None:
+    pools = (make_pool(threads=64), make_pool(threads="2"))  # type: ignore[arg-type]
+    codes = [notice.code for notice in find_problems(make_evidence(pools=pools))]
+    assert codes == ["pool-oversubscribed", *["report-incomplete"] * 2]
 
 
 def test_the_worst_comes_first_and_twins_come_once() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from cgroup_threads.detection.records import CgroupLevel, SchedulerGrant
+from cgroup_threads.errors import InvalidArgumentError
 from cgroup_threads.notices import Notice
-from cgroup_threads.reporting import Report
+from cgroup_threads.reporting import Report, report
 from cgroup_threads.reporting.counters import ThreadGroup, Throttling
 from cgroup_threads.reporting.judge import find_problems
 from cgroup_threads.reporting.records import Evidence, VariableState
-from cgroup_threads.reporting.render import WIDTH, render, to_dict
+from cgroup_threads.reporting.render import WIDTH, render
+from cgroup_threads.reporting.values import to_dict
 from cgroup_threads.settings import Settings
 from cgroup_threads.variables import VARIABLES
 from tests.report_samples import POD, make_evidence, make_level, make_limits, make_pool
@@ -222,3 +225,16 @@ def test_v04_json_has_stable_keys() -> None:
 def test_repr_is_short() -> None:
     evidence = make_evidence()
     assert repr(Report(evidence, ())) == "<Report: 2 usable cores, bound by quota, 0 problems>"
+
+
+def test_a_section_that_fails_says_so() -> None:
+    found = show(make_evidence(pools=(make_pool()._replace(path=None),)))  # type: ignore[arg-type]
+    assert found.startswith("2 usable cores, bound by quota")
+    assert "\n\nConstraints\n" in found
+    assert "\n\nPools\n  could not be shown: " in found
+
+
+@pytest.mark.parametrize("interval", [-1, 3601, float("nan"), "10s", None, True])
+def test_an_interval_is_a_number_of_seconds(interval: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="interval"):
+        report(interval=interval)

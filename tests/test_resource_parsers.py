@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cgroup_threads.detection import detect
@@ -202,6 +202,7 @@ tasks = st.builds(
 spaces = st.none() | st.builds(AddressSpace, st.integers(0, 2**42), st.integers(0, 2**30))
 
 
+@example([TaskLimit("pids.max", 0, 0, 8, "/f")], None, 2, 1)  # counted while threads began
 @given(st.lists(tasks, max_size=3), spaces, st.integers(1, 64), st.integers(1, 16))
 def test_plans_fit(limited: list[TaskLimit], space: AddressSpace | None, cpus: int, workers: int) -> None:
     limits = make_limits(None, cpus, physical_cores=cpus, tasks=tuple(limited), address_space=space)

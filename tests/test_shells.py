@@ -51,6 +51,8 @@ VALUES = (
     "\\",
     "ends in a backslash\\",
     "-n",
+    "=4=",
+    "=ls",
     "\N{SNOWMAN} \udcff\udcfe not UTF-8",
     "\x01\x1b[31m\x7f",
     "'" * 50,

@@ -41,6 +41,23 @@ def test_the_verdict_on_a_process() -> None:
     assert judge(sample(threads(8), limits=quota, throttling=EIGHT._replace(seconds=20.0))).code == "throttled"
 
 
+def test_the_verdict_on_a_crowd() -> None:
+    """Stops of a moment do not make a slight oversubscription a problem, nor explain what other processes take."""
+    quota = limits(64, 8.0, levels=(V2,))
+    long = EIGHT._replace(seconds=20.0)
+    crowd = sample(threads(13), limits=quota)
+    assert [judge(crowd._replace(throttling=of)).level for of in (None, EIGHT, long)] == [
+        "warning",
+        "warning",
+        "problem",
+    ]
+    assert "throttled" not in judge(crowd._replace(throttling=EIGHT)).message
+    assert "throttled in 28 % of periods" in judge(crowd._replace(throttling=long)).message
+    starved = sample(threads(8, cpu=0.1), limits=quota)
+    assert judge(starved._replace(throttling=EIGHT)).notes == judge(starved).notes != ()
+    assert judge(starved._replace(throttling=long)).notes == ()
+
+
 def test_the_report() -> None:
     quota = make_limits(quota=8.0)._replace(levels=(V2,))
     assert find("throttled", throttling=EIGHT, interval=10.0, limits=quota) is None

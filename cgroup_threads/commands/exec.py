@@ -103,7 +103,9 @@ def replace_process(launch: Launch) -> int:
 
 def render(launch: Launch) -> str:
     """The launch as text: the command line can be pasted into a shell (bash, zsh), and everything stays one line."""
-    lines = [launch.summary, "", "Command", f"  {' '.join(map(quote, launch.command))}"]
+    first, *words = launch.command
+    command = f"'{first}'" if "=" in first and quote(first) == first else quote(first)  # else it were an assignment
+    lines = [launch.summary, "", "Command", f"  {' '.join((command, *map(quote, words)))}"]
     if launch.arguments:
         lines += ["", "Arguments"]
         rows = [("add" if a.words else "keep", " ".join(a.words) or a.option, a.reason) for a in launch.arguments]
@@ -131,8 +133,10 @@ def to_json(launch: Launch) -> str:
 
 def quote(word: str) -> str:
     """``word`` quoted for a shell, in printable ASCII on one line."""
+    from ..shells import quote_word
+
     if word.isascii() and word.isprintable():
-        return shlex.quote(word)
+        return quote_word(word)
     plain = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     parts = (
         plain.get(c) or (c if c.isascii() and c.isprintable() else "".join(f"\\x{b:02x}" for b in os.fsencode(c)))

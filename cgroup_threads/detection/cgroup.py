@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ..notices import Notice, shown
 from .cpulist import parse_cpulist, parse_number
 from .placement import OVERRIDE_FIX, Place, Placement, place_groups
-from .procfs import LARGE, MAX_DIGITS, MEDIUM, MISSING, Files, Reading
+from .procfs import LARGE, MAX_DIGITS, MEDIUM, MISSING, Files, Reading, shown_path
 from .records import CgroupLevel, Status
 
 _NO_LIMIT: Final = float("inf")  # without the module math, a shared object to load
@@ -127,7 +127,7 @@ def _read_levels(files: Files, place: Place | None, notices: list[Notice]) -> tu
             if level.quota is not None:
                 levels[directory] = level
     if place.hidden and all(level.raw is None for level in levels.values()):
-        message = f"{place.chains[0].directories[-1]}: another mount lies over the control groups"
+        message = f"{shown_path(place.chains[0].directories[-1])}: another mount lies over the control groups"
         notices.append(Notice("cgroup-hidden", message, "warning", OVERRIDE_FIX))
         certain = False
     return list(levels.values()), certain
@@ -155,7 +155,9 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
     if reading.text is None:
         if reading.problem != MISSING:
             cores = None
-            notices.append(Notice("cgroup-unreadable", f"{name}: {reading.problem}", "warning", OVERRIDE_FIX))
+            notices.append(
+                Notice("cgroup-unreadable", f"{shown_path(name)}: {reading.problem}", "warning", OVERRIDE_FIX)
+            )
     elif version == 2:
         raw = reading.text.strip()
         cores = parse_cpu_max(raw)
@@ -166,8 +168,12 @@ def _read_level(files: Files, version: int, directory: str, notices: list[Notice
             period = files.read(f"{directory}/cpu.cfs_period_us")
             cores = parse_cfs(raw, period.text)
             raw += f" {(period.text or period.problem).strip()}"
+            if period.problem == MISSING and files.read(name).problem == MISSING:  # the group was removed in between
+                raw, cores = None, _NO_LIMIT
     if cores is None and raw is not None:
-        notices.append(Notice("cgroup-malformed", f"{name}: {shown(raw)} is no quota", "warning", OVERRIDE_FIX))
+        notices.append(
+            Notice("cgroup-malformed", f"{shown_path(name)}: {shown(raw)} is no quota", "warning", OVERRIDE_FIX)
+        )
     level = CgroupLevel(
         2 if version == 2 else 1,
         files.locate(directory),
@@ -208,10 +214,10 @@ def _read_cpus(files: Files, path: str, notices: list[Notice]) -> frozenset[int]
     reading = files.read(path, MEDIUM)
     if reading.text is None:
         if reading.problem != MISSING:
-            notices.append(Notice("cpuset-unreadable", f"{path}: {reading.problem}", "warning"))
+            notices.append(Notice("cpuset-unreadable", f"{shown_path(path)}: {reading.problem}", "warning"))
         return None
     cpus = parse_cpulist(reading.text)
     if cpus is None:
-        message = f"{path}: {shown(reading.text.strip())} is no list of CPUs"
+        message = f"{shown_path(path)}: {shown(reading.text.strip())} is no list of CPUs"
         notices.append(Notice("cpuset-malformed", message, "warning"))
     return cpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -82,9 +83,7 @@ def _read_task_limits(
     known: Observation | None,
 ) -> tuple[tuple[TaskLimit, ...], AddressSpace | None]:
     """Limits on threads that are near; most processes have none, and need not load what judges them."""
-    text = files.read(f"/proc/{pid}/limits", MEDIUM).text or ""
-    space = parse_soft_limit(text, "Max address space")
-    processes = parse_soft_limit(text, "Max processes")
+    processes, space, stack = _read_resource_limits(files, pid, first=known is None)
     if processes is not None and not _may_bind(files, processes, width):
         processes = None
     pids = read_pids(files, groups.placement.pids, NEED * width)
@@ -97,8 +96,31 @@ def _read_task_limits(
         tasks = read_task_limits(files, pid, pids, processes, () if known is None else known.tasks)
     if space is None:
         return tasks, None
-    stack = parse_soft_limit(text, "Max stack size")
     return tasks, make_address_space(space, stack, environ.get("OMP_STACKSIZE", ""))
+
+
+def _read_resource_limits(files: Files, pid: str, *, first: bool) -> tuple[int | None, int | None, int | None]:
+    """Soft limits on processes, address space and stack, None where there is none.
+
+    The kernel tells a process its own ones ten times as fast as it writes the file. The ``first`` look reads that all
+    the same, because importing the package need not load a module for it.
+    """
+    if sys.platform != "win32" and pid == "self" and not first and not files.locate(""):
+        try:
+            import resource
+        except (ImportError, OSError):  # OSError: no descriptor is free to look for it
+            pass
+        else:
+            kinds = (resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_STACK)
+            soft = [resource.getrlimit(kind)[0] for kind in kinds]
+            processes, space, stack = (None if limit == resource.RLIM_INFINITY else limit for limit in soft)
+            return processes, space, stack
+    text = files.read(f"/proc/{pid}/limits", MEDIUM).text or ""
+    return (
+        parse_soft_limit(text, "Max processes"),
+        parse_soft_limit(text, "Max address space"),
+        parse_soft_limit(text, "Max stack size"),
+    )
 
 
 def _may_bind(files: Files, processes: int, width: int) -> bool:

@@ -23,6 +23,7 @@ from .procfs import (
 OVERRIDE_FIX: Final = "set CGROUP_THREADS_CORES to the cores the container was given"
 _NO_CGROUPS: Final = "this kernel or sandbox shows no cgroups: no quota can be seen"
 _MAX_MOUNTS: Final = 16  # of one controller; a machine has one or two
+_MAX_DIRECTORIES: Final = 2048  # of one controller, in more than one mount: groups lie ten or twenty deep
 _STANDARD: Final = "/sys/fs/cgroup"
 
 # Where distributions mount cgroups, for sandboxes that deny reading mountinfo.
@@ -145,6 +146,8 @@ def _locate(controller: str, members: Membership, mounts: list[Mount], tree: Mou
     for mount in candidates:
         root = _split(mount.root)
         if own[: len(root)] == root:
+            if sum(len(chain.directories) for chain in chains) > _MAX_DIRECTORIES:
+                break
             chains.append(Chain(mount.root, _climb(mount.point, own[len(root) :])))
         elif all(name == ".." for name in root):
             ancestors.append(mount.point)

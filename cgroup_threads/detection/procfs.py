@@ -10,6 +10,7 @@ import stat
 import sys
 from typing import Final, NamedTuple, TypeAlias
 
+from ..notices import shown
 from .cpulist import parse_number
 
 SMALL: Final = 4096  # bytes: quota files, single numbers; a path is no longer either (PATH_MAX)
@@ -25,6 +26,7 @@ _FLAGS: Final = (
 # As os.fsdecode, without its three calls: paths among the text go back to the kernel unchanged.
 _ENCODING: Final = sys.getfilesystemencoding()
 _ERRORS: Final = sys.getfilesystemencodeerrors()
+_MAX_SHOWN: Final = 500  # characters of a path in a message
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH)
 
 
@@ -94,6 +96,11 @@ def _failed(error: OSError | ValueError) -> Reading:
             return _MISSING_FILE
         return Reading(None, error.strerror or type(error).__name__)
     return Reading(None, "not a valid path or text")
+
+
+def shown_path(path: str) -> str:
+    """A path on one line of a message: as it is, or escaped where its names hold anything odd."""
+    return path if path.isascii() and path.isprintable() and len(path) <= _MAX_SHOWN else shown(path, _MAX_SHOWN)
 
 
 class Membership(NamedTuple):

@@ -7,6 +7,7 @@ inherited from a launcher whose job was larger.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,17 +29,26 @@ _VARIABLES: Final = frozenset(
         "CPU_LIMIT",
     )
 )
-_SMALL_ENVIRONMENT: Final = 50  # variables
+# As the dictionary inside ``os.environ`` has them.
+_KEYS: Final = frozenset(map(os.fsencode, _VARIABLES)) if os.supports_bytes_environ else _VARIABLES
 
 
 def read_grants(environ: Mapping[str, str]) -> tuple[SchedulerGrant | None, tuple[Notice, ...]]:
     """The smallest grant found, in cores, or None; values that make no sense become notices. Never raises."""
-    # One pass over the names: ten look-ups that find nothing cost more, unless Kubernetes has listed its services here.
-    if len(environ) <= _SMALL_ENVIRONMENT and _VARIABLES.isdisjoint(environ):
+    if not _has_any(environ):
         return None, ()
     reader = _Reader(environ)
     grants = [grant for grant in (*_batch_grants(reader), reader.cores("JupyterHub", "CPU_LIMIT")) if grant is not None]
     return min(grants, key=lambda grant: grant.cores, default=None), tuple(reader.notices)
+
+
+def _has_any(environ: Mapping[str, str]) -> bool:
+    """Whether any of the variables is there. Most processes have none, and asking ``os.environ`` for what it has not
+    takes a microsecond each: the dictionary inside it is asked."""
+    inner = getattr(environ, "_data", None)
+    if isinstance(inner, dict):
+        return not inner.keys().isdisjoint(_KEYS)
+    return not _VARIABLES.isdisjoint(environ)
 
 
 class _Reader:

@@ -33,7 +33,7 @@ class TaskLimit(NamedTuple):
     @property
     def allowance(self) -> int:
         """The tasks this process may have, those that it has included."""
-        return max(0, self.limit - self.used + self.own)
+        return max(0, self.limit - max(0, self.used - self.own))
 
 
 class AddressSpace(NamedTuple):

@@ -100,9 +100,11 @@ def parse_pressure(text: str, file: str) -> Pressure | None:
             continue
         fields = dict(field.partition("=")[::2] for field in line.split()[1:])
         try:
-            return Pressure(file, float(fields["avg10"]), float(fields["avg60"]))
+            avg10, avg60 = float(fields["avg10"]), float(fields["avg60"])
         except (KeyError, ValueError):
             return None
+        # Not-a-number fails each comparison.
+        return Pressure(file, avg10, avg60) if 0.0 <= avg10 <= 100.0 and 0.0 <= avg60 <= 100.0 else None
     return None
 
 

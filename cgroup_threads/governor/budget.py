@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
+from ..detection.records import CpuLimits
 from ..pools.ledger import Lease
 from ..state import process
 from .arbitration import STEP_DURATIONS, grant, share, smooth, smooth_duration
@@ -136,6 +137,9 @@ class Budget(Queue):
             self._dispatch(monotonic())
         self._send()
 
+    def regroup(self, limits: CpuLimits) -> None:
+        """The process may be in another cgroup by now: these cores are its own wherever it is."""
+
     def abandon(self) -> None:
         """In a forked child: these are the parent's leases. Takes no lock (see ``core_budget``)."""
 
@@ -192,7 +196,7 @@ class Budget(Queue):
         with self.lock:
             now = monotonic()
             self._observe(now)
-            waits = block and patience != 0.0
+            waits = block and patience != 0.0 and self.cores > 0  # 0: a part whose parent has ended gets no more
             value = 0
             if not self.queue or not waits:
                 value = self._take(lease, top, len(self.leases) + len(self.queue) + 1, now, waits)
@@ -224,8 +228,9 @@ class Budget(Queue):
         if not value:
             counters.overcommitted += 1
             parent = self.parent
-            if parent is not None and isinstance(parent._budget, Budget):
+            while parent is not None and isinstance(parent._budget, Budget):  # a part of a part counts in the whole
                 parent._budget.counters.overcommitted += 1
+                parent = parent._budget.parent
 
     def _end(self, lease: Lease, now: float) -> None:
         value = self.leases.get(lease)

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Final
 
 from ..detection import detect
@@ -40,10 +40,13 @@ class CoreBudget:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.lock = threading.Lock()
-        """Taken by whoever looks at the limits; the others go on with what is known."""
+        self.lock = threading.RLock()
+        """Taken by whoever looks at the limits; the others go on with what is known. Re-entrant for signal handlers
+        that call ``refresh`` or ``configure``."""
         self.size = size(_limits(settings), settings)
         self.budget = self._make()
+        self.known = self.size
+        """What the limits gave when they were last known; ``size`` may follow a hidden limit below it."""
         self.top = _top()
         current().ours = _ours()
         self.sampler = Sampler()
@@ -56,9 +59,9 @@ class CoreBudget:
             return
         try:
             self.due_s = now + CHECK_S
+            began = thread_time()  # a stop by the quota costs nothing, and is no reason to look more rarely
             self.follow()
-            spent = monotonic() - now
-            self.due_s = now + max(CHECK_S, spent / CHECK_SHARE)
+            self.due_s = now + max(CHECK_S, (thread_time() - began) / CHECK_SHARE)
         finally:
             self.lock.release()
         self.sampler.sample(now, self)
@@ -70,10 +73,11 @@ class CoreBudget:
         if after.scope != self.size.scope:  # slots stay what they are: the others look there too
             shared = self.size.scope == "container"
             after = shared_size(limits, self.settings) if shared else process_size(limits, self.settings)
-        after = keep_known(self.size, after, limits)
+        after = self.known = keep_known(self.known, after, limits)
         if self.sampler.cap < after.cores + after.extra:
             after = after._replace(cores=min(self.sampler.cap, after.cores), extra=0, bound_by="hidden limit")
         before, self.size = self.size, after._replace(directory=self.size.directory)
+        self.budget.regroup(limits)
         if (after.cores, after.extra) != (before.cores, before.extra):
             self.budget.resize(after.cores + after.extra, after.extra)
             self._say_growth(after.cores)
@@ -104,9 +108,10 @@ class CoreBudget:
             try:
                 return _make_shared(wanted.cores + wanted.extra, wanted.extra, wanted.directory)
             except OSError as error:
+                from .slot_file import NO_SLOTS
+
                 message = f"worker processes of this container do not share one core budget: {first_line(error)}"
-                fix = "make /dev/shm writable, or set CGROUP_THREADS_WORKERS to the number of worker processes"
-                process.note(Notice("slots-unavailable", message, "warning", fix))
+                process.note(Notice("slots-unavailable", message, "warning", NO_SLOTS))
                 self.size = process_size(_limits(self.settings), self.settings)
         elif self.settings.scope == "container":
             message = "CGROUP_THREADS_SCOPE=container has no effect: no cgroup is visible"

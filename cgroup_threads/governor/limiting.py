@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,7 +12,8 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from ..environment import warn_once_if_late
 from ..errors import LeaseError, check_threads
-from ..pools.ledger import Lease, ThreadState, current
+from ..pools.guarding import ROOM, add_room
+from ..pools.ledger import Lease, Ledger, ThreadState, current
 from ..state import process
 from .budget import Budget
 from .core_budget import check_patience, core_budget
@@ -52,15 +54,24 @@ class ThreadLimit:
             warn_once_if_late(stacklevel=3)
         ledger = process.ledger or current()
         lease = Lease(1, self, find_outer())
+        mine = ledger.local.thread or ledger.mine()
+        inside = mine.moving
         try:
-            self._admit(lease, ledger.local.thread or ledger.mine())
+            mine.moving = True
+            self._admit(lease, mine, inside)
             ledger.enter(lease)
             self._open.append(lease)
             innermost.set(lease)
         except BaseException:
-            ledger.abandon(lease)
-            give(lease)
+            add_room()
+            try:
+                undo(lease, ledger)
+            finally:
+                with process.lock:
+                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
             raise
+        finally:
+            mine.moving = inside
         return lease
 
     def __exit__(
@@ -69,18 +80,25 @@ class ThreadLimit:
         lease = innermost.get()
         if lease is None or lease._owner is not self or not lease._active:
             lease = self._find()
-        ledger = lease._ledger
+        ledger = lease._ledger or current()
+        mine = ledger.local.thread or ledger.mine()
+        inside = mine.moving
         try:
+            mine.moving = True
             self._forget(lease)
-            if ledger is not None:
-                ledger.leave(lease)
+            ledger.leave(lease)
             if lease._budget is not None:
                 give(lease)
         except BaseException:
-            if ledger is not None:
-                ledger.abandon(lease)
-            give(lease)
+            add_room()
+            try:
+                undo(lease, ledger)
+            finally:
+                with process.lock:
+                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
             raise
+        finally:
+            mine.moving = inside
 
     async def __aenter__(self) -> Lease:
         if not process.warned:
@@ -93,8 +111,12 @@ class ThreadLimit:
             self._open.append(lease)
             innermost.set(lease)
         except BaseException:
-            lease._active = False
-            give(lease)
+            add_room()
+            try:
+                undo(lease)
+            finally:
+                with process.lock:
+                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
             raise
         return lease
 
@@ -102,9 +124,18 @@ class ThreadLimit:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease = self._find()
-        lease._active = False
-        self._forget(lease)
-        give(lease)
+        try:
+            lease._active = False
+            self._forget(lease)
+            give(lease)
+        except BaseException:
+            add_room()
+            try:
+                undo(lease)
+            finally:
+                with process.lock:
+                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+            raise
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -121,8 +152,10 @@ class ThreadLimit:
     def __repr__(self) -> str:
         return f"limit_threads({'' if self._threads is None else self._threads})"
 
-    def _admit(self, lease: Lease, thread: ThreadState) -> None:
-        """Give ``lease`` its count: its caller's cores where that is in the same thread, else cores of a budget."""
+    def _admit(self, lease: Lease, thread: ThreadState, at_once: bool) -> None:
+        """Give ``lease`` its count: its caller's cores where that is in the same thread, else cores of a budget.
+
+        ``at_once`` never waits for them."""
         outer = lease._outer
         if outer is not None and outer._thread is thread:
             asked = self._threads
@@ -133,7 +166,7 @@ class ThreadLimit:
             top = min(top, thread.levels.limit)  # an ``initializer``'s: cores above it would lie idle
         # On an event loop's thread it never waits. Inline, and trio is asked only if it is there: this is the hot path.
         block = _get_running_loop() is None and not ("trio" in modules and ask_trio("in_trio_run"))
-        budget.claim(lease, top, patience, block=block)
+        budget.claim(lease, top, patience, block=block and not at_once)
 
     def _claim(self, lease: Lease) -> tuple[Budget, int, float | None]:
         """The budget to ask, for how many cores at most, and how long to wait: arguments, then settings."""
@@ -184,6 +217,16 @@ def find_outer() -> Lease | None:
     while outer is not None and not outer.active:
         outer = outer._outer
     return outer
+
+
+def undo(lease: Lease, ledger: Ledger | None = None) -> None:
+    """End ``lease`` after an exception came in between; if that was a full stack, within ``add_room``."""
+    try:
+        lease._active = False
+        if ledger is not None:
+            ledger.abandon(lease)
+    finally:
+        give(lease)
 
 
 def give(lease: Lease) -> None:

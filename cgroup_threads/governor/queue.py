@@ -62,6 +62,7 @@ class Queue:
                 self.queue.remove(waiter)
                 waiter.done = True
                 self._begin(waiter.lease, 0, now, now - waiter.since_s)
+                self._explain(waiter)
                 self._dispatch(now)
         self._send()
 
@@ -94,6 +95,9 @@ class Queue:
         first.done = True
         self.queue.popleft()
         self._rouse(first)
+
+    def _explain(self, waiter: Waiter) -> None:
+        """Say why ``waiter`` had to begin above the budget, where statistics do not tell."""
 
     def _expires(self, waiter: Waiter) -> float:
         """When ``waiter`` may begin with one thread above the budget."""

@@ -10,10 +10,15 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
+from ..detection.records import CpuLimits
+from ..errors import first_line
+from ..notices import Notice
 from ..pools.ledger import Lease
 from ..state import process
 from .arbitration import grant, share
 from .budget import Budget
+from .regrouping import new_key
+from .slot_file import NO_SLOTS
 from .slots import MAX_SLOTS, Slots, View, open_slots
 from .waiting import TaskWaiter, ThreadWaiter, Waiter
 
@@ -33,6 +38,9 @@ class SharedBudget(Budget):
     def __init__(self, cores: int, slots: Slots, extra: int = 0) -> None:
         super().__init__(cores, extra)
         self.slots = slots
+        self._left: list[tuple[Slots, frozenset[Lease]]] = []
+        """Files that were left for another, with the leases that hold cores there until they end: processes that have
+        not moved yet must not take those for free."""
         self._view = View(0, 0, None, None, 0)
         self._tidied_s = 0.0
 
@@ -43,15 +51,37 @@ class SharedBudget(Budget):
         super().abandon()
         # Kept for the child's own budget: it meets the others in the same file, even one that was removed meanwhile.
         process.slots = self.slots.abandon_in_child()
+        for slots, _ in self._left:
+            unused = slots.abandon_in_child()
+            if unused is not None:
+                unused.close()
 
     def end(self) -> None:
         """Leave; the last one to leave removes the file. Daemon threads may still hold leases and cores: those go at
-        the process's very end."""
+        the process's very end. Who asks for more afterwards gets one thread."""
         if self.lock.acquire(timeout=1.0):
             try:
-                self.slots.leave()
+                used = self.leases or self.queue
+                for slots in (self.slots, *(slots for slots, _ in self._left)):
+                    if used:
+                        slots.leave()
+                    else:
+                        slots.close()
+                if not used:
+                    self.cores = 0
             finally:
                 self.lock.release()
+
+    def regroup(self, limits: CpuLimits) -> None:
+        """Share with the processes of the group we are in by now, if we were moved out of the one we shared with. What
+        is leased is taken along, as far as it is free there."""
+        observed = process.observation
+        key = new_key(self.slots.key, limits, None if observed is None else observed.placement)
+        if key is None or self._is_mine():
+            return
+        with self.lock:
+            self._move(key)
+        self._send()
 
     def _observe(self, now: float) -> None:
         super()._observe(now)
@@ -117,6 +147,14 @@ class SharedBudget(Budget):
         rest = self.slots.held & ~kept
         if rest:
             self.slots.give(rest)
+        if self._left:
+            self._close_left()
+
+    def _explain(self, waiter: Waiter) -> None:
+        if not waiter.patient and not any(self.leases.values()):
+            message = "other processes held all cores and gave none back: calls began with one thread above the budget"
+            fix = "look for the process that holds them: cgroup-threads inspect --all"
+            process.note(Notice("cores-held", message, "info", fix))
 
     def _count(self, value: int) -> int:
         return value.bit_count()
@@ -202,16 +240,30 @@ class SharedBudget(Budget):
     def _tidy(self) -> None:
         """Forget processes that died, and move on if the file was removed (temporary files are cleaned up)."""
         if self.slots.moved():
-            self._move()
+            self._move(self.slots.key)
         self.slots.reap()
 
-    def _move(self) -> None:
+    def _move(self, key: str) -> None:
         before = self.slots
+        left = before, frozenset(self.leases)
         try:
-            self.slots = after = open_slots(before.key)
-        except OSError:
-            return  # the old file still works for those who have it open
+            after = open_slots(key)
+        except OSError as error:  # the old file still works for those who have it open
+            message = f"worker processes that start now do not share this one's core budget: {first_line(error)}"
+            process.note(Notice("slots-unavailable", message, "warning", NO_SLOTS))
+            return
+        self.slots = after
+        self._left.append(left)
+        before.publish(0, 0, None, 0.0)
         for lease, mask in self.leases.items():
             self.leases[lease] = after.take(mask.bit_count(), self.cores, 0) if mask else 0
-        before.close()
+        self._close_left()
         process.note(*after.notices)
+
+    def _close_left(self) -> None:
+        """Close files that no lease holds cores in any more."""
+        for left in tuple(self._left):
+            slots, leases = left
+            if not leases & self.leases.keys():
+                self._left.remove(left)
+                slots.close()

@@ -12,6 +12,16 @@ from ..errors import CgroupThreadsError, first_line
 from ..notices import Notice, shown
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LINK: Final = "it is a symbolic link"
+_HIGH: Final = 512  # half of the usual RLIMIT_NOFILE
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+
+
+NO_SLOTS: Final = (
+    "make /dev/shm writable and let its owner or root remove what stands there, or set CGROUP_THREADS_WORKERS to the "
+    "number of worker processes"
+)
+"""What to do without slots."""
 
 
 class SlotsUnavailable(CgroupThreadsError, OSError):
@@ -24,12 +34,13 @@ class SlotsUnavailable(CgroupThreadsError, OSError):
 
 
 class SlotFile(NamedTuple):
-    """An open file; ``notices`` say what went differently."""
+    """An open file; ``notices`` say what went differently. ``inode`` tells whether the descriptor still leads there."""
 
     key: str
     path: str
     descriptor: int
     notices: tuple[Notice, ...] = ()
+    inode: tuple[int, int] = (0, 0)
 
 
 def slot_key(cgroup_directory: str) -> str | None:
@@ -54,7 +65,7 @@ def open_file(key: str, directory: str) -> SlotFile:
     if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
         raise SlotsUnavailable(path, "slots need 64-bit Linux")
     try:
-        return SlotFile(key, path, open_checked(path))
+        return take_over(key, path, open_checked(path))
     except SlotsUnavailable:
         raise
     except OSError as error:
@@ -69,50 +80,104 @@ def open_file(key: str, directory: str) -> SlotFile:
             raise unavailable(path, error) from error
         message = f"no file can be made in {shown(directory)} ({_reason(error)}): slots are in {shown(elsewhere)}"
         notice = Notice("slots-elsewhere", message, "warning", f"make {shown(directory)} writable")
-        return SlotFile(key, elsewhere, descriptor, (notice,))
+        return take_over(key, elsewhere, descriptor, (notice,))
+
+
+def take_over(key: str, path: str, descriptor: int, notices: tuple[Notice, ...] = ()) -> SlotFile:
+    """An open ``descriptor`` as a slot file."""
+    status = os.fstat(descriptor)
+    return SlotFile(key, path, descriptor, notices, (status.st_dev, status.st_ino))
 
 
 def open_checked(path: str) -> int:
-    """A descriptor of the file, made if need be; whatever another user could have put there is refused."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+    """A descriptor of the file, made if need be; whatever another user could have put there is refused.
+
+    It is looked at first: opening alone can act on a device. What is put there in between, or has a lease that its
+    owner does not give up (the kernel waits 45 s for that), is not waited for.
+    """
     try:
-        status = os.fstat(descriptor)
-        reason = ""
-        if not stat.S_ISREG(status.st_mode):
-            reason = "it is not a regular file"
-        elif status.st_uid != os.geteuid():
-            reason = f"it belongs to user {status.st_uid}"
-        elif status.st_mode & 0o077:
-            reason = f"other users may use it (mode {stat.S_IMODE(status.st_mode):o})"
-        elif status.st_nlink > 1:  # 0: a cleaner was faster; whoever uses slots looks whether the file has moved
-            reason = "it has another name, too"
-        if reason:
-            raise SlotsUnavailable(path, reason)
+        _check(path, os.lstat(path))
+    except FileNotFoundError:
+        pass
+    descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        _check(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    return lift(descriptor)
+
+
+def lift(descriptor: int) -> int:
+    """The same description under a number that few programs reach, if there is one.
+
+    Programs that close all descriptors (daemons) close ours, too. The next files they open have low numbers: those
+    must not be taken for ours, and written to.
+    """
+    from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+    try:
+        high: int = fcntl(descriptor, F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:  # beyond RLIMIT_NOFILE, or too many are open
+        return descriptor
+    os.close(descriptor)
+    return high
+
+
+def _check(path: str, status: os.stat_result) -> None:
+    reason = ""
+    if stat.S_ISLNK(status.st_mode):
+        reason = _LINK
+    elif not stat.S_ISREG(status.st_mode):
+        reason = "it is not a regular file"
+    elif status.st_uid != os.geteuid():
+        reason = f"it belongs to user {status.st_uid}"
+    elif status.st_mode & 0o077:
+        reason = f"other users may use it (mode {stat.S_IMODE(status.st_mode):o})"
+    elif status.st_nlink > 1:  # 0: a cleaner was faster; whoever uses slots looks whether the file has moved
+        reason = "it has another name, too"
+    if reason:
+        raise SlotsUnavailable(path, reason)
 
 
 def reopen(file: SlotFile) -> int:
     """Another description of the same file, also if its name is gone; -1 if there is none (no /proc)."""
+    if is_lost(file):
+        return -1
     try:
-        return os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        return lift(os.open(f"/proc/self/fd/{file.descriptor}", _FLAGS))
     except OSError:
         return -1
 
 
+def is_lost(file: SlotFile) -> bool:
+    """Whether somebody closed the descriptor, which may be another file's by now: it must be left alone."""
+    try:
+        status = os.fstat(file.descriptor)
+    except OSError:
+        return True
+    return (status.st_dev, status.st_ino) != file.inode
+
+
 def has_moved(file: SlotFile) -> bool:
-    """Whether the name leads elsewhere by now, or nowhere."""
-    status = os.fstat(file.descriptor)
-    if not status.st_nlink:
+    """Whether the name leads elsewhere by now, or nowhere, or the descriptor was closed."""
+    try:
+        status = os.fstat(file.descriptor)
+    except OSError:
+        return True
+    if not status.st_nlink or (status.st_dev, status.st_ino) != file.inode:
         return True
     try:
         there = os.stat(file.path, follow_symlinks=False)
     except OSError:
         return True
-    return (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino)
+    return (there.st_dev, there.st_ino) != file.inode
+
+
+def close(file: SlotFile) -> None:
+    """Close the descriptor, if it is still the file's."""
+    if not is_lost(file):
+        os.close(file.descriptor)
 
 
 def allocate(descriptor: int, size: int) -> bool:
@@ -142,11 +207,23 @@ def write(descriptor: int, start: int, data: bytes) -> bool:
 
 
 def remove(file: SlotFile) -> None:
-    """Remove the name; it may be gone, or in a directory that is read-only by now."""
+    """Remove the name, if it still leads to the file; it may be in a directory that is read-only by now.
+
+    The directory is opened first: its path may lead elsewhere from one call to the next.
+    """
+    folder, name = os.path.split(file.path)
     try:
-        os.unlink(file.path)
+        directory = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return
+    try:
+        there = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if (there.st_dev, there.st_ino) == file.inode:
+            os.unlink(name, dir_fd=directory)
+    except OSError:
+        return
+    finally:
+        os.close(directory)
 
 
 def unavailable(path: str, error: OSError) -> SlotsUnavailable:
@@ -155,4 +232,4 @@ def unavailable(path: str, error: OSError) -> SlotsUnavailable:
 
 
 def _reason(error: OSError) -> str:
-    return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or first_line(error)
+    return _LINK if error.errno == errno.ELOOP else error.strerror or first_line(error)

@@ -44,7 +44,7 @@ def check_locks(descriptor: int, byte: int) -> None:
 
 
 def locked_by_others(descriptor: int, end: int) -> int:
-    """The mask of the bytes below ``end`` that other descriptions have locked.
+    """The mask of the bytes below ``end`` that other descriptions have locked; 0 where it cannot be told.
 
     The kernel names any one lock inside a range: what is left of and right of it is asked for again.
     """
@@ -54,7 +54,10 @@ def locked_by_others(descriptor: int, end: int) -> int:
         start, stop = ranges.pop()
         if start >= stop:
             continue
-        answer = fcntl(descriptor, _GETLK, _FLOCK.pack(_WRITE, 0, start, stop - start, 0))
+        try:
+            answer = fcntl(descriptor, _GETLK, _FLOCK.pack(_WRITE, 0, start, stop - start, 0))
+        except OSError:  # the descriptor was closed, or the file system lost its server: no lock can be had either
+            return 0
         kind, _, first, length, _ = _FLOCK.unpack(answer)
         if kind == _UNLOCK:
             continue

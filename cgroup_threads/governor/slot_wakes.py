@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from .slot_file import lift
+
 if TYPE_CHECKING:
     from socket import socket
 
@@ -21,7 +23,8 @@ def listen() -> tuple[socket, int]:
     import socket as sockets  # not at the top: it takes longer to import than all of this package
 
     token = int.from_bytes(os.urandom(8), "little") | 1
-    listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM)
+    made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM)
+    listener = sockets.socket(fileno=lift(made.detach()))
     try:
         listener.setblocking(False)
         listener.bind(_address(token))
@@ -46,6 +49,18 @@ def drain(listener: socket, most: int = MAX_WAKES) -> None:
             listener.recv(1)
     except OSError:
         return
+
+
+def close(listener: socket, token: int) -> None:
+    """Close it, unless somebody did and its descriptor is another one's by now."""
+    try:
+        ours = listener.getsockname() == _address(token)
+    except OSError:
+        ours = False
+    if ours:
+        listener.close()
+    else:
+        listener.detach()
 
 
 def _address(token: int) -> bytes:

@@ -15,17 +15,22 @@ from time import monotonic
 from typing import Final
 
 from ..notices import Notice, shown
+from .slot_clock import clock_shift
+from .slot_cores import CoreLocks
 from .slot_file import (
     SlotFile,
     SlotsUnavailable,
     allocate,
+    close,
     has_moved,
+    is_lost,
     open_checked,
     open_file,
     read,
     remove,
     reopen,
     slot_key,
+    take_over,
     unavailable,
     write,
 )
@@ -38,15 +43,13 @@ from .slot_rows import (
     ROW_SIZE,
     ROWS,
     View,
-    first_run,
     pack_row,
     parse_page,
     parse_token,
-    run_mask,
-    runs,
     used_rows,
 )
 from .slot_wakes import MAX_WAKES, drain, listen, send
+from .slot_wakes import close as close_socket
 
 __all__ = ["MAX_SLOTS", "Slots", "SlotsUnavailable", "View", "open_slots", "slot_key"]
 
@@ -63,31 +66,38 @@ def open_slots(key: str, *, directory: str = "/dev/shm") -> Slots:
     for _ in range(_MAX_OPENS):
         slots = Slots(open_file(key, directory))
         if not slots.moved():
-            break
+            return slots
         slots.close()  # the last one left it and took the file along, between our opening and our row
-    return slots
+    raise SlotsUnavailable(slots.path, "it is removed again and again")
 
 
-class Slots:
+class Slots(CoreLocks):
     """One process's part in the slots. Its methods are called under one lock of the caller's; none of them blocks.
 
     ``held`` is the mask of the cores it holds; ``hints`` is False while the page cannot be written.
     """
 
-    __slots__ = ("_descriptor", "_disproved", "_file", "_owed", "_row", "_socket", "_span", "_token", "held", "hints")
+    __slots__ = (
+        "_disproved",
+        "_file",
+        "_row",
+        "_shift_s",
+        "_socket",
+        "_span",
+        "_token",
+        "hints",
+    )
 
     def __init__(self, file: SlotFile) -> None:
         """Takes over ``file``, whose descriptor must have a description of its own."""
-        self.held = 0
+        super().__init__(file.descriptor)
         self.hints = False
         self._file = file
-        self._descriptor = file.descriptor
-        """-1 once it is closed."""
-        self._owed = 0
-        """Cores given back whose locks the kernel kept."""
         self._disproved = 0
         """Cores that rows name but nobody held at the last ``reap``."""
         self._row = -1
+        self._shift_s = clock_shift()
+        """What is on the page is on the machine's clock."""
         self._span = PAGE_SIZE
         """How much of the page is read: the used rows, and an empty one."""
         try:
@@ -122,50 +132,20 @@ class Slots:
         page = read(self._descriptor, 0, self._span)
         if page[-ROW_SIZE:] != NO_ROW and self._span < PAGE_SIZE:  # somebody came, or the file was cut
             self._measure(page := read(self._descriptor, 0, PAGE_SIZE))
-        view = parse_page(page, self._row, monotonic())
+        shift = self._shift_s
+        view = parse_page(page, self._row, monotonic() - shift)
+        if shift and view.oldest_s is not None:
+            view = view._replace(oldest_s=view.oldest_s + shift)
         if self._disproved & view.held:
             return view._replace(held=view.held & ~self._disproved)
         return view
 
-    def locked(self, budget: int) -> int:
-        """The mask of the first ``budget`` slots that other processes hold: the truth, where ``look`` gives a hint."""
-        if self._descriptor < 0:
-            return 0
-        return locked_by_others(self._descriptor, min(budget, MAX_SLOTS))
-
-    def take(self, cores: int, budget: int, held: int) -> int:
-        """Lock at most ``cores`` of the first ``budget`` slots; returns the mask of those it got, 0 for none.
-
-        Slots in ``held`` are tried only where the hints prove wrong.
-        """
-        if self._descriptor < 0 or cores < 1:
-            return 0
-        budget = min(budget, MAX_SLOTS)
-        below = (1 << budget) - 1
-        got = self._lock_first(cores, below & ~(self.held | held))
-        missing = cores - got.bit_count()
-        if missing:
-            others = locked_by_others(self._descriptor, budget)
-            got |= self._lock_first(missing, below & ~(self.held | others))
-        return got
-
-    def give(self, mask: int) -> None:
-        """Unlock the slots in ``mask``, as far as they are held."""
-        if self._descriptor < 0:
-            return
-        mask = (mask | self._owed) & self.held
-        self._owed = 0
-        for start, length in runs(mask):
-            bits = run_mask(start, length)
-            if unlock(self._descriptor, start, length):
-                self.held &= ~bits
-            else:  # no memory to split a lock
-                self._owed |= bits
-
     def publish(self, calls_running: int, waiting: int, oldest_s: float | None, now_s: float) -> None:
         """Tell the others how many calls run and wait here, since when the first of them waits, and what is held."""
         if self._row >= 0 and self.hints:
-            row = pack_row(self._token, calls_running, waiting, oldest_s, now_s, self.held)
+            shift = self._shift_s
+            since_s = None if oldest_s is None else oldest_s - shift
+            row = pack_row(self._token, calls_running, waiting, since_s, now_s - shift, self.held)
             self.hints = write(self._descriptor, self._row * ROW_SIZE, row)
 
     def wake(self, row: int) -> None:
@@ -183,7 +163,7 @@ class Slots:
 
     def reap(self) -> bool:
         """Empty the rows of processes that ended, and find what hints name as held but is not. True if anything was."""
-        if self._descriptor < 0:
+        if self._descriptor < 0 or is_lost(self._file):
             return False
         if self._row < 0 or not self.hints:
             self._join()
@@ -213,11 +193,16 @@ class Slots:
 
     def moved(self) -> bool:
         """Whether the file was removed (temporary files are cleaned up): newcomers meet in another one."""
-        return self._descriptor >= 0 and has_moved(self._file)
+        if self._descriptor < 0:
+            return False
+        if is_lost(self._file):  # nothing may be written there
+            self.held, self.hints, self._row = 0, False, -1
+            return True
+        return has_moved(self._file)
 
     def leave(self) -> None:
         """Give up the row at the process's end, and the file if nobody else is there; cores that are held stay."""
-        if self._descriptor < 0:
+        if self._descriptor < 0 or is_lost(self._file):
             return
         # Nobody else has a core or a row if all their bytes can be had, nor gets one before the name is gone; who has
         # opened the file by then finds out (``open_slots``).
@@ -250,8 +235,10 @@ class Slots:
         self._drop()
         try:
             if descriptor < 0:
-                descriptor = open_checked(file.path)
-            return Slots(file._replace(descriptor=descriptor))
+                file = take_over(file.key, file.path, open_checked(file.path), file.notices)
+            else:
+                file = file._replace(descriptor=descriptor)
+            return Slots(file)
         except OSError:
             return None
 
@@ -266,22 +253,7 @@ class Slots:
             notices += (Notice("slots-full", message),)
         return notices
 
-    # Locks and rows.
-
-    def _lock_first(self, cores: int, free: int) -> int:
-        """Lock the first ``cores`` of ``free``, up to where somebody else was faster; returns the mask."""
-        got = 0
-        while free and cores:
-            start, length = first_run(free, cores)
-            bits = run_mask(start, length)
-            self.held |= bits  # first: what an interrupt leaves here can be given, a lock nobody knows of cannot
-            if not lock(self._descriptor, start, length):
-                self.held &= ~bits
-                break
-            got |= bits
-            free &= ~bits
-            cores -= length
-        return got
+    # Rows.
 
     def _join(self) -> None:
         """Make the page, and take the first row that is free."""
@@ -300,6 +272,6 @@ class Slots:
 
     def _drop(self) -> None:
         """Close without unlocking."""
-        descriptor, self._descriptor, self._row, self.held, self.hints = self._descriptor, -1, -1, 0, False
-        os.close(descriptor)
-        self._socket.close()
+        self._descriptor, self._row, self.held, self.hints = -1, -1, 0, False
+        close(self._file)
+        close_socket(self._socket, self._token)

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ..errors import first_line
-from ..governor.slot_file import SlotFile, allocate, has_moved, open_checked, read, write
+from ..governor.slot_file import SlotFile, allocate, close, has_moved, open_checked, read, take_over, write
 from ..governor.slot_locks import check_locks, lock, locked_by_others
 from ..notices import Notice
 from ..state import process
@@ -203,14 +203,14 @@ class Workers:
         # Who may use the file is its owner: workers that change their user meet in another one.
         path = os.path.join(self.directory, f"cgroup_threads-{os.geteuid()}.workers")
         try:
-            file = SlotFile("", path, open_checked(path))
+            file = take_over("", path, open_checked(path))
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             _note(first_line(error))
             return False
         try:
             self._take_row(file)
         except BaseException as error:
-            os.close(file.descriptor)
+            close(file)
             if not isinstance(error, OSError):
                 raise
             _note(first_line(error))
@@ -235,7 +235,7 @@ class Workers:
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            os.close(file.descriptor)
+            close(file)
 
     def _read_row(self, row: int, data: bytes) -> Activity | None:
         """What a row says; one that is being written is read again."""

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from ..notices import Notice
 from ..state import process
-from .guarding import note_retired
+from .guarding import note_replaced, note_retired
+from .linkmap import Keeper
 from .maps import NATIVE_PREFIXES, library_paths
 
 
 class Libraries(NamedTuple):
     """``controllers`` are threadpoolctl's, ``torch`` is the path of libtorch_cpu (which holds a static MKL) or None,
-    ``paths`` are all mapped libraries (empty where the system does not tell)."""
+    ``paths`` are all mapped libraries that were still loaded (empty where the system does not tell)."""
 
     controllers: tuple[Any, ...]
     torch: str | None
@@ -36,29 +37,39 @@ def find_libraries() -> Libraries:
         if not paths:
             return Libraries((), None, ())
     torch = next((path for path in paths if path.rpartition("/")[2].startswith("libtorch_cpu")), None)
-    return Libraries(_controllers(paths), torch, tuple(paths))
+    controllers, gone = _controllers(paths)
+    return Libraries(controllers, torch, tuple(path for path in paths if path not in gone))
 
 
-def _controllers(paths: dict[str, None]) -> tuple[Any, ...]:
+def _controllers(paths: dict[str, None]) -> tuple[tuple[Any, ...], set[str]]:
+    """Also the paths of libraries that were not there any more. They may come back at once, and are news then."""
+    gone: set[str] = set()
     import threadpoolctl
 
     prefixes = tuple(dict.fromkeys((*NATIVE_PREFIXES, *getattr(threadpoolctl, "_ALL_PREFIXES", ()))))
     wanted = [path for path in paths if path.rpartition("/")[2].lower().startswith(prefixes)]
     if not wanted:
-        return ()
+        return (), gone
     try:
         holder = threadpoolctl.ThreadpoolController._from_controllers([])
         add = holder._make_controller_from_path
     except AttributeError:
-        return _search()
+        return _search(), gone
+    keeper = Keeper()
     for path in wanted:
-        try:
-            add(path)
-        except OSError:
-            continue  # unloaded between the list and the look
-        except Exception as error:  # noqa: BLE001 - a controller that another package has registered
-            note_retired(path, "looked at", error)
-    return tuple(holder.lib_controllers)
+        # threadpoolctl remembers for good that there is nothing at a path: it is asked only while the library is there.
+        with keeper.keep(path) as loaded:
+            if not loaded:
+                note_replaced(path)
+                gone.add(path)
+                continue
+            try:
+                add(path)
+            except OSError:
+                continue  # unloaded between the list and the look
+            except Exception as error:  # noqa: BLE001 - a controller that another package has registered
+                note_retired(path, "looked at", error)
+    return tuple(holder.lib_controllers), gone
 
 
 def _search() -> tuple[Any, ...]:

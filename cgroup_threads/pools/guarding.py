@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ..errors import first_line
 from ..notices import Notice
 from ..state import process
+from .maps import replaced_paths
 
 T = TypeVar("T")
+
+ROOM: Final = 200
+"""Calls inside calls that putting things right may take, those of native libraries' own setters included."""
+
+
+def add_room() -> None:
+    """Raise the limit on calls inside calls for the moment: what puts things right after a RecursionError needs as much
+    of the stack as what it undoes. Other threads have the same limit: more of it harms nobody.
+
+    Whoever calls this lowers it again by lines of its own. Python refuses a limit that is not above the present depth,
+    so that must be a call less deep than this.
+    """
+    with process.lock:
+        sys.setrecursionlimit(sys.getrecursionlimit() + ROOM)
 
 
 def note_retired(name: str, what: str, error: Exception) -> None:
     """Say that the pool ``name`` is left alone from now on because it raised as it was ``what``."""
     message = f"{name} raised as its thread count was {what}, and is left alone: {type(error).__name__}"
     process.note(Notice("pool-retired", f"{message}: {first_line(error)}", "warning", "report it to that library"))
+
+
+def note_replaced(path: str) -> None:
+    """Say that the library mapped from ``path`` could not be opened there, if its file is another one by now."""
+    if path not in replaced_paths():
+        return  # unloaded meanwhile
+    message = f"{path} is loaded, but its file was replaced or removed since: its threads are not limited"
+    process.note(Notice("pools-unseen", message, "warning", "restart the process: the library was upgraded under it"))
 
 
 def attempt(name: str, what: str, call: Callable[[], T]) -> T | None:
@@ -30,7 +54,8 @@ def attempt(name: str, what: str, call: Callable[[], T]) -> T | None:
 class Guarded:
     """``get`` and ``put`` of a foreign pool, until one raises: then the count stays as it was last seen.
 
-    A signal handler's exception looks the same: what raises only once is not the library's, and is passed on.
+    A signal handler's exception looks the same, and so does the caller's full stack (ctypes hides RecursionError in an
+    error of its own): what raises only once, with room on the stack, is not the library's, and is passed on.
     """
 
     __slots__ = ("_get", "_name", "_put", "_seen", "retired")
@@ -61,6 +86,7 @@ class Guarded:
         self._seen = int(self._get())
 
     def _try_again(self, call: Callable[[], object], what: str, error: Exception) -> None:
+        add_room()
         try:
             call()
         except Exception as second:  # noqa: BLE001 - foreign code
@@ -68,3 +94,6 @@ class Guarded:
             note_retired(self._name, what, second)
         else:
             raise error
+        finally:
+            with process.lock:
+                sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)

@@ -66,7 +66,7 @@ class Lease:
 class ThreadState:
     """A thread's leases and its own pools. ``lock`` guards the leases; only the thread itself sets its pools."""
 
-    __slots__ = ("busy", "dead", "doubted", "later", "leases", "levels", "lock", "stale", "touched")
+    __slots__ = ("busy", "dead", "doubted", "later", "leases", "levels", "lock", "moving", "stale", "touched")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -84,6 +84,9 @@ class ThreadState:
         self.touched: object = None
         """The function that set torch up in this thread, once called."""
         self.dead = False
+        self.moving = False
+        """The thread takes cores or gives them back. A limit that begins now in the same thread, in a finalizer or a
+        signal handler, must not wait for cores: this thread may have them, or be in front of it in the queue."""
 
 
 def smallest(leases: list[Lease]) -> int:

@@ -70,10 +70,10 @@ class Ledger(Shares):
     def enter(self, lease: Lease) -> None:
         """Begin ``lease`` in the calling thread. If this is interrupted, ``abandon`` must follow."""
         registry = self.registry
+        mine = self.local.thread or self.mine()
+        lease._ledger, lease._thread = self, mine  # first: ``abandon`` then sees to new pools, too
         if registry.news.value is not None or registry.dirty:
             self.refresh()
-        mine = self.local.thread or self.mine()
-        lease._ledger, lease._thread = self, mine
         if (mine.busy or self._burier) and self._is_inside(mine):
             mine.leases.append(lease)
             mine.stale = True

@@ -73,15 +73,19 @@ class Levels:
         """
         self.settled = False
         base = self._base
-        if limit == FREE:
-            if base is not None:
-                self._restore(ops, base)
-        elif base is None:
-            self._begin(ops, limit, ours)
-        else:
-            if len(base) < len(ops):
-                self._extend(ops, base)
-            self._move(ops, base, limit, ours)
+        try:
+            if limit == FREE:
+                if base is not None:
+                    self._restore(ops, base)
+            elif base is None:
+                self._begin(ops, limit, ours)
+            else:
+                if len(base) < len(ops):
+                    self._extend(ops, base)
+                self._move(ops, base, limit, ours)
+        except BaseException:
+            self.doubt()  # at once: where the pools are the process's, another thread may be the next to come here
+            raise
         self.limit = limit
         self.settled = True
 

@@ -15,8 +15,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Final
 
+SHORTEST_DOUBT_S: Final = 0.001
+LONGEST_DOUBT_S: Final = 0.2  # a look takes about 1 ms
 _RTLD_DI_LINKMAP = 2  # dlinfo: the link_map of a handle
 _NEXT = 3 * ctypes.sizeof(ctypes.c_void_p)  # offset of l_next
 
@@ -36,12 +41,33 @@ class ModuleCount:
         return None if count == self._seen else count
 
 
+class Doubt:
+    """For the time after a look that could not tell, mostly because a load was under way: as ``count``, and besides it
+    ``value`` is no longer None after ``seconds``."""
+
+    def __init__(self, count: ModuleCount, seconds: float) -> None:
+        self._count = count
+        self._due_s = monotonic() + seconds
+
+    @property
+    def value(self) -> int | None:
+        return 0 if monotonic() >= self._due_s else self._count.value
+
+
 class Watch:
     """Keeps the last loaded object loaded, and renews it with each ``look``."""
 
     def __init__(self) -> None:
         self._handle: int | None = None
         self._loader = _Loader.open()
+        self._doubts = 0
+
+    def doubt(self, count: ModuleCount) -> ModuleCount | Doubt:
+        """What tells instead where ``look`` could not: soon at first, and later and later where that stays so."""
+        if self._loader is None:
+            return count
+        self._doubts += 1
+        return Doubt(count, min(LONGEST_DOUBT_S, SHORTEST_DOUBT_S * 2.0 ** min(self._doubts, 10)))
 
     def look(self, paths: Iterable[str]) -> ctypes.c_void_p | None:
         """Something whose ``value`` is None until a library was loaded that is not in ``paths``.
@@ -58,12 +84,31 @@ class Watch:
                 continue
             following = ctypes.c_void_p.from_address(handle + _NEXT)
             if following.value is None:
+                self._doubts = 0
                 if self._handle is not None:
                     loader.unpin(self._handle)
                 self._handle = handle
                 return following
             loader.unpin(handle)
         return None
+
+
+class Keeper:
+    """Keeps libraries from being unloaded for a moment."""
+
+    def __init__(self) -> None:
+        self._loader = _Loader.open()
+
+    @contextmanager
+    def keep(self, path: str) -> Iterator[bool]:
+        """Whether the library at ``path`` is loaded; it stays so inside. Always True where that cannot be told."""
+        loader = self._loader
+        handle = None if loader is None else loader.pin(path)
+        try:
+            yield loader is None or handle is not None
+        finally:
+            if loader is not None and handle is not None:
+                loader.unpin(handle)
 
 
 class _Loader:

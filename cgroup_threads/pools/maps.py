@@ -19,7 +19,10 @@ MAX_BYTES: Final = 64 << 20
 # At import: a process that has mapped more than this is no fresh one, and the answer is "loaded" long before its end.
 MAX_BYTES_AT_IMPORT: Final = 8 << 20
 _CHUNK: Final = 1 << 18
-_LIBRARY: Final = re.compile(rb" (/[^\n]*/[^\n/]*\.so[^\n/]*)$", re.MULTILINE)
+_DELETED: Final = b" (deleted)"
+# A path begins at its line's first slash. One way to match a line, so that odd names take no longer: anybody may map a
+# file with a long one.
+_LIBRARY: Final = re.compile(rb"^[^/\n]* (/[^\n]*\.so[^\n]*)$", re.MULTILINE)
 
 # File name prefixes of libraries that own or drive thread pools. "libomp" also begins names of other projects
 # (libompl); whoever uses a path looks for its symbols.
@@ -70,6 +73,20 @@ def library_paths(max_bytes: int = MAX_BYTES) -> tuple[dict[str, None], bool]:
 
     Empty where there is no /proc. Never raises.
     """
+    found, complete = _read(max_bytes)
+    return {_decode(path.removesuffix(_DELETED)): None for path in found}, complete
+
+
+def replaced_paths() -> frozenset[str]:
+    """The paths of mapped shared libraries whose file was removed, or replaced by another one."""
+    return frozenset(_decode(path.removesuffix(_DELETED)) for path in _read(MAX_BYTES)[0] if path.endswith(_DELETED))
+
+
+def _decode(path: bytes) -> str:
+    return os.fsdecode(path.replace(b"\\012", b"\n"))
+
+
+def _read(max_bytes: int) -> tuple[dict[bytes, None], bool]:
     found: dict[bytes, None] = {}
     complete = True
     try:
@@ -79,13 +96,16 @@ def library_paths(max_bytes: int = MAX_BYTES) -> tuple[dict[str, None], bool]:
             while chunk := file.read(_CHUNK):
                 total += len(chunk)
                 head, newline, rest = (rest + chunk).rpartition(b"\n")
-                found.update(dict.fromkeys(_LIBRARY.findall(head + newline)))
+                for path in _LIBRARY.findall(head + newline):
+                    directory, _, name = path.rpartition(b"/")
+                    if directory and b".so" in name:
+                        found[path] = None
                 if total >= max_bytes:
                     complete = False
                     break
     except OSError:
         return {}, False
-    return {os.fsdecode(path.removesuffix(b" (deleted)").replace(b"\\012", b"\n")): None for path in found}, complete
+    return found, complete
 
 
 def native_name(path: str) -> str | None:

@@ -68,7 +68,7 @@ class Registry:
             found[libraries.torch] = bind_torch_mkl(libraries.torch)
         found |= {pool.path: pool for pool in find_module_pools() if pool.path not in self._seen}
         self._add(found)
-        self.news = count if watched is None else watched  # a NULL pointer is false
+        self.news = self._watch.doubt(count) if watched is None else watched  # a NULL pointer is false
         torch = sys.modules.get("torch")
         if torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False):
             self.touch_torch = getattr(torch, "get_num_threads", None)

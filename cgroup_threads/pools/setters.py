@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
+from .guarding import note_replaced
 from .records import Pool, Scope
 
 # scipy-openblas wheels prefix every name; builds with 64-bit integers add a suffix.
@@ -28,7 +29,12 @@ def bind(controller: Any) -> Pool | None:
 
 def bind_torch_mkl(path: str) -> Pool | None:
     """MKL linked into libtorch_cpu (x86 wheels): its thread-local setter is exported, see ``_mkl``."""
-    return _mkl(ctypes.PyDLL(path), path, "", "static in libtorch_cpu")
+    try:
+        library = ctypes.PyDLL(path, mode=ctypes.DEFAULT_MODE | _NOLOAD)  # another file may lie there by now
+    except OSError:
+        note_replaced(path)
+        return None
+    return _mkl(library, path, "", "static in libtorch_cpu")
 
 
 def _bind_openmp(controller: Any) -> Pool | None:

@@ -10,7 +10,8 @@ from ..notices import Notice
 from .collect import MAX_INTERVAL, collect
 from .judge import find_problems
 from .records import Evidence
-from .render import render, to_dict
+from .render import render
+from .values import to_dict
 
 __all__ = ["Report", "report"]
 
@@ -36,7 +37,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report as indented JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json.dumps(self.to_dict(), indent=2, default=str)  # a library may tell a version that is no text
 
     def __str__(self) -> str:
         return render(self.evidence, self.notices)
@@ -52,9 +53,10 @@ def report(*, interval: float = 0.0) -> Report:
     Reads only: no library is imported, no pool started, no limit changed; what cannot be read becomes a notice.
     Pool counts are those of the calling thread where a pool is kept per thread. ``interval`` in seconds: wait that
     long and judge throttling over it, instead of over the life of the cgroup. Raises InvalidArgumentError for an
-    ``interval`` below 0 or above an hour.
+    ``interval`` that is no number from 0 to an hour.
     """
-    if not 0 <= interval <= MAX_INTERVAL:
-        raise InvalidArgumentError("interval", interval, f"between 0 and {MAX_INTERVAL:g} seconds")
+    number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+    if not number or not 0 <= interval <= MAX_INTERVAL:
+        raise InvalidArgumentError("interval", interval, f"a number of seconds between 0 and {MAX_INTERVAL:g}")
     evidence = collect(interval)
     return Report(evidence, find_problems(evidence))

@@ -62,8 +62,7 @@ def collect(interval: float = 0.0) -> Evidence:
     nothing = Decision({}, (), ())
     no_pools: tuple[PoolState, ...] = ()
     decision = guard("variables", lambda: _decide(today, user, limits), nothing)
-    level = binding_level(limits.levels)
-    throttling = None if level is None else _sample(level.path, interval)
+    throttling = guard("throttling", lambda: _sample(limits, interval), None)
     no_budget: tuple[Statistics | None, HiddenLimit | None, int | None] = (None, None, None)
     budget, hidden, cap = guard("core budget", _budget, no_budget)
     no_counters: CounterSample | None = None
@@ -76,11 +75,11 @@ def collect(interval: float = 0.0) -> Evidence:
         settings=process.settings,
         variables=guard("variables", lambda: _variables(ours, user, decision.kept, applied), ()),
         pools=guard("pools", describe, no_pools),
-        threads=read_threads(),
+        threads=guard("threads", read_threads, ()),
         python_threads=threading.active_count(),
         throttling=throttling,
         interval=interval,
-        pressure=read_pressure(limits.levels[0] if limits.levels else None),
+        pressure=guard("CPU pressure", lambda: read_pressure(limits.levels[0] if limits.levels else None), None),
         address_space=guard("RLIMIT_AS", _address_space, None),
         start_method=guard("start method", _start_method, ""),
         fork_guarded=forking.registered(),
@@ -98,12 +97,13 @@ def _decide(today: ThreadPlan, user: dict[str, str], limits: CpuLimits) -> Decis
     return settle(today, user, process.settings, host_cpus=limits.host_cpus, affinity=limits.affinity)
 
 
-def _sample(directory: str, interval: float) -> Throttling | None:
-    before = read_throttling(directory)
-    if interval <= 0 or before is None:
+def _sample(limits: CpuLimits, interval: float) -> Throttling | None:
+    level = binding_level(limits.levels)
+    before = None if level is None else read_throttling(level.path)
+    if level is None or before is None or interval <= 0:
         return before
     time.sleep(min(interval, MAX_INTERVAL))
-    return throttling_between(before, read_throttling(directory))
+    return throttling_between(before, read_throttling(level.path))
 
 
 def _variables(

@@ -6,16 +6,18 @@ when limits, variables, loaded pools and counters are seen together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from ..detection.throttling import is_brief
+from ..detection.throttling import Throttling, is_brief
+from ..errors import first_line
 from ..governor.hidden import complain
 from ..notices import Level, Notice
 from ..pools.records import PoolState
 from .records import Evidence
 
 MIN_PERIODS: Final = 20  # 2 seconds of the usual 100 ms: fewer periods say nothing
+START_PERIODS: Final = 600  # stopped for a minute of the usual 100 ms
 THROTTLED_WARNING: Final = 0.05
 THROTTLED_PROBLEM: Final = 0.25
 PRESSURE_SHOWN: Final = 20.0  # per cent
@@ -38,27 +40,53 @@ POOL_VARIABLES: Final = {
 
 
 def find_problems(evidence: Evidence) -> tuple[Notice, ...]:
-    """All findings, problems first; a finding that was noted twice appears once."""
+    """All findings, problems first; a finding that was noted twice appears once.
+
+    Where a judge fails, that becomes a finding, and the others are asked all the same.
+    """
     found: dict[tuple[str, str], Notice] = {}
-    for notice in (*evidence.notices, *_judge_all(evidence)):
-        found.setdefault((notice.code, notice.message), notice)
+
+    def note(notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            found.setdefault((notice.code, notice.message), notice)
+
+    note(evidence.notices)
+    for what, judge in _judges():
+        try:
+            note(judge(evidence))
+        except Exception as error:  # noqa: BLE001  # evidence comes from libraries and may be anything
+            message = f"{what} could not be judged: {type(error).__name__}: {first_line(error)}"
+            note((Notice("report-incomplete", message, "warning", "report this with its text"),))
     return tuple(sorted(found.values(), key=lambda notice: _ORDER.get(notice.level, 2)))
 
 
-def _judge_all(evidence: Evidence) -> Iterator[Notice]:
-    yield from _judge_pools(evidence)
-    yield from _judge_openmp(evidence)
-    yield from _judge_throttling(evidence)
+def _judges() -> tuple[tuple[str, Callable[[Evidence], Iterable[Notice]]], ...]:
+    return (
+        ("pools", _judge_pools),
+        ("OpenMP runtimes", _judge_openmp),
+        ("throttling", _judge_throttling),
+        ("hidden limits", _judge_hidden),
+        ("threads", _judge_threads),
+        ("address space", _judge_machine),
+        ("other libraries' counts", _judge_counts),
+        ("settings", _judge_settings),
+    )
+
+
+def _judge_hidden(evidence: Evidence) -> Iterator[Notice]:
     if evidence.hidden is not None:
         yield complain(evidence.hidden, evidence.hidden_cap)
-    yield from _judge_threads(evidence)
-    yield from _judge_machine(evidence)
+
+
+def _judge_counts(evidence: Evidence) -> Iterator[Notice]:
+    usable = evidence.plan.usable
     for name, count in evidence.other_counts:
-        if count > evidence.plan.usable:
-            message = f"{name} counts {count} cores, {evidence.plan.usable} are usable"
-            yield Notice(
-                "other-count-differs", message, "warning", f"set its number of workers to {evidence.plan.usable}"
-            )
+        if count > usable:
+            message = f"{name} counts {count} cores, {usable} {'is' if usable == 1 else 'are'} usable"
+            yield Notice("other-count-differs", message, "warning", f"set its number of workers to {usable}")
+
+
+def _judge_settings(evidence: Evidence) -> Iterator[Notice]:
     if not evidence.settings.auto:
         message = "CGROUP_THREADS_AUTO=0: nothing was set at import"
         yield Notice("auto-off", message, "info", "call cgroup_threads.apply(), or unset CGROUP_THREADS_AUTO")
@@ -171,23 +199,32 @@ def _judge_throttling(evidence: Evidence) -> Iterator[Notice]:
     window = f"of the last {evidence.interval:g} s" if evidence.interval else "since it was made"
     message = f"the quota of {cores} stopped this group in {100 * throttling.share:.0f} % of periods {window}"
     widest = max((pool.threads or 0 for pool in evidence.pools), default=0)
+    level: Level = "warning"
     if quota < 1:
-        yield Notice(
-            "throttled", message, "warning", "one busy thread is more than this quota: raise it to a whole core"
-        )
-        return
-    if widest > evidence.plan.usable:
+        fix = "one busy thread is more than this quota: raise it to a whole core"
+    elif widest > evidence.plan.usable:
         message += f"; {widest} threads in a pool"
         fix = "lower the thread counts named above, or raise the quota"
     else:
         fix = "run fewer calls at once, use fewer workers, or raise the quota"
-    level: Level = "warning"
-    if not evidence.interval:
-        # It may be long ago: the start of a container is often throttled.
+    if not evidence.interval and _is_start(throttling):
+        message += "; that may all be its start"
+        level, fix = "info", "`cgroup-threads --interval 10` tells whether it goes on"
+    elif not evidence.interval:
         fix += "; `cgroup-threads --interval 10` tells whether it goes on"
-    elif throttling.share >= THROTTLED_PROBLEM:
+    elif quota >= 1 and throttling.share >= THROTTLED_PROBLEM:
         level = "problem"
     yield Notice("throttled", message, level, fix)
+
+
+def _is_start(throttling: Throttling) -> bool:
+    """Whether the start of a group explains its stops: without START_PERIODS of them, few are left.
+
+    Imports, loading and compiling use more cores than a quota has. The counters keep that for as long as the group is
+    there, and do not tell when it was.
+    """
+    periods, throttled = throttling.periods - START_PERIODS, throttling.throttled - START_PERIODS
+    return throttled < THROTTLED_WARNING * max(periods, MIN_PERIODS)
 
 
 def _judge_threads(evidence: Evidence) -> Iterator[Notice]:

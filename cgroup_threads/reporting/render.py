@@ -1,22 +1,22 @@
-"""A report as text (one screen, the answer first) and as JSON-ready values. Pure."""
+"""A report as text: one screen, the answer first. Pure."""
 
 from __future__ import annotations
 
 import os.path
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from ..detection.cpulist import format_cpulist
 from ..detection.records import CgroupLevel, CpuLimits
-from ..notices import Notice, shown
+from ..errors import first_line
+from ..notices import Level, Notice, shown
 from ..pools.records import PoolState
 from .counters import Throttling
 from .records import Evidence, VariableState
 
-SCHEMA: Final = 1  # raised when a key changes its meaning or goes away; new keys do not raise it
 WIDTH: Final = 100
 MAX_LEVELS: Final = 6
 MAX_GROUPS: Final = 6
@@ -28,17 +28,23 @@ _ORIGINS: Final = {"user": "kept", "computed": "set", "unset": "unset"}
 
 
 def render(evidence: Evidence, findings: Sequence[Notice]) -> str:
-    """The text of a report."""
+    """The text of a report. A section that fails says so, and the others stand."""
+    levels: tuple[tuple[str, Level], ...] = (("Problems", "problem"), ("Warnings", "warning"), ("Notes", "info"))
     sections = [
-        _answer(evidence),
-        _constraints(evidence),
-        _variables(evidence.variables),
-        _pools(evidence),
-        _findings("Problems", [notice for notice in findings if notice.level == "problem"]),
-        _findings("Warnings", [notice for notice in findings if notice.level == "warning"]),
-        _findings("Notes", [notice for notice in findings if notice.level == "info"]),
+        _section("Answer", lambda: _answer(evidence)),
+        _section("Constraints", lambda: _constraints(evidence)),
+        _section("Variables", lambda: _variables(evidence.variables)),
+        _section("Pools", lambda: _pools(evidence)),
+        *(_findings(title, [notice for notice in findings if notice.level == level]) for title, level in levels),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _section(title: str, make: Callable[[], list[str]]) -> list[str]:
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001  # evidence comes from libraries and may be anything
+        return [title, *_wrap(f"could not be shown: {type(error).__name__}: {first_line(error)}", "  ")]
 
 
 def _plural(number: int, noun: str) -> str:
@@ -250,55 +256,3 @@ def _findings(title: str, notices: Sequence[Notice]) -> list[str]:
 def _wrap(text: str, prefix: str) -> list[str]:
     line = text if _plain(text) and len(text) <= MAX_TEXT else shown(text, MAX_TEXT)[1:-1]
     return textwrap.wrap(line, WIDTH, initial_indent=prefix, subsequent_indent=" " * len(prefix)) or [prefix]
-
-
-def to_dict(evidence: Evidence, findings: Sequence[Notice]) -> dict[str, Any]:
-    """The report as values ``json.dumps`` takes. Cores are numbers, times seconds, sizes bytes, shares 0 to 1."""
-    limits, plan, topology = evidence.limits, evidence.plan, evidence.limits.topology
-    running = sum(group.running for group in evidence.threads)
-    return {
-        "schema": SCHEMA,
-        "version": evidence.version,
-        "pid": evidence.pid,
-        "python": evidence.python,
-        "usable_cores": plan.usable,
-        "bound_by": limits.bound_by,
-        "limits": {
-            "quota": limits.quota,
-            "status": limits.status,
-            "affinity": sorted(limits.affinity),
-            "affinity_source": limits.affinity_source,
-            "cpuset": None if limits.cpuset is None else sorted(limits.cpuset),
-            "host_cpus": limits.host_cpus,
-            "physical_cores": limits.physical_cores,
-            "performance_cpus": sorted(topology.performance_cpus),
-            "scheduler": None if limits.scheduler is None else limits.scheduler._asdict(),
-            "override": limits.override,
-            "levels": [level._asdict() for level in limits.levels],
-            "tasks": [task._asdict() for task in limits.tasks],
-        },
-        "plan": {name: value for name, value in plan._asdict().items() if name != "notices"},
-        "settings": {name: value for name, value in evidence.settings._asdict().items() if name != "notices"},
-        "variables": [state._asdict() for state in evidence.variables],
-        "pools": [pool._asdict() for pool in evidence.pools],
-        "threads": {
-            "total": sum(group.threads for group in evidence.threads),
-            "python": evidence.python_threads,
-            "running": running,
-            "names": [group._asdict() for group in evidence.threads],
-        },
-        "throttling": None
-        if evidence.throttling is None
-        else {**evidence.throttling._asdict(), "share": evidence.throttling.share, "interval": evidence.interval},
-        "pressure": None if evidence.pressure is None else evidence.pressure._asdict(),
-        "counters": None if evidence.counters is None else evidence.counters.to_dict(),
-        "budget": None if evidence.budget is None else evidence.budget.to_dict(),
-        "hidden_limit": None if evidence.hidden is None else {**evidence.hidden._asdict(), "cap": evidence.hidden_cap},
-        "address_space": evidence.address_space,
-        "start_method": evidence.start_method,
-        "modules": list(evidence.modules),
-        "other_counts": dict(evidence.other_counts),
-        "problems": [notice._asdict() for notice in findings if notice.level == "problem"],
-        "warnings": [notice._asdict() for notice in findings if notice.level == "warning"],
-        "notes": [notice._asdict() for notice in findings if notice.level == "info"],
-    }

@@ -1,12 +1,46 @@
-"""What a process in a guest knows when it is told what to do: Python that ``guest_inside`` runs in it."""
+"""What a process knows that is told what to do: Python that ``guest_inside`` runs in a guest, and a part of which
+``shared_budget`` runs in a group of this machine."""
 
 from __future__ import annotations
 
-# What a worker knows. ``blas`` is OpenBLAS as numpy brings it, without numpy: a pool that all threads share.
-WORKER = """
+# Leases, one at a time. A guest reads this file without the package that it lies in.
+LEASING = """
 import cgroup_threads as ct
 from cgroup_threads.governor.core_budget import core_budget
-blocks = []
+blocks, inside = [], []
+def now():
+    found = ct.statistics()
+    return [found.active, found.leased, found.waiting]
+def enter(threads=None, patience=None):
+    block = ct.limit_threads(threads, patience=patience)
+    lease = block.__enter__()
+    blocks.append(block)
+    return lease.threads
+def leave(): blocks.pop().__exit__(None, None, None)
+def touch():
+    # One lease in a thread of its own: nested ones ask no budget.
+    def work():
+        with ct.limit_threads(1, patience=0): pass
+    thread = threading.Thread(target=work)
+    thread.start(); thread.join()
+def wait():
+    # In a thread, until it is told to leave.
+    left = threading.Event()
+    def work():
+        with ct.limit_threads(patience=600) as lease:  # no impatience on a slow machine
+            inside.append([lease.threads, lease.waited_s])
+            thread.threads = lease.threads
+            left.wait()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.left, thread.threads = left, 0
+    thread.start()
+    return thread
+"""
+
+# ``blas`` is OpenBLAS as numpy brings it, without numpy: a pool that all threads share.
+WORKER = (
+    LEASING
+    + """
 def limits():
     found = ct.detect()
     return {
@@ -36,32 +70,6 @@ def limited():
     with ct.limit_threads() as lease: seen.append([lease.threads, *counts()])
     with ct.limit_threads(1) as lease: seen.append([lease.threads, *counts()])
     return [*seen, counts()]
-def now():
-    found = ct.statistics()
-    return [found.active, found.leased, found.waiting]
-def enter(threads=None, patience=None):
-    block = ct.limit_threads(threads, patience=patience)
-    lease = block.__enter__()
-    blocks.append(block)
-    return lease.threads
-def leave(): blocks.pop().__exit__(None, None, None)
-def touch():
-    # One lease in a thread of its own: nested ones ask no budget.
-    def work():
-        with ct.limit_threads(1, patience=0): pass
-    thread = threading.Thread(target=work)
-    thread.start(); thread.join()
-def wait():
-    # In a thread, until it is told to leave.
-    left = threading.Event()
-    def work():
-        with ct.limit_threads(patience=600) as lease:
-            thread.threads = lease.threads
-            left.wait()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.left, thread.threads = left, 0
-    thread.start()
-    return thread
 def contend(mine, other, times, most):
     # Cells of shared memory say what each of two processes holds, and that it has begun; the other's is read while
     # one's own lease is open.
@@ -91,3 +99,4 @@ def reported():
             "scope": found["budget"]["scope"], "problems": [problem["code"] for problem in found["problems"]]}
 def codes(): return [notice.code for notice in ct.report().notices]
 """
+)

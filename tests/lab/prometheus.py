@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from . import require, require_module
-from .commands import clean_environ
+from .gunicorn import gunicorn
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -162,40 +160,13 @@ def served(
     directory: Path, workers: int, *options: str, join: Callable[[], None] | None = None, **environ: str
 ) -> Iterator[Served]:
     """gunicorn with APP in ``workers`` processes of four threads; ``join`` is called in it before it begins."""
-    require_module("gunicorn")
     require_module("prometheus_client")
-    (directory / "app.py").write_text(APP)
     (directory / "config.py").write_text(CONFIG)
-    with socket.create_server(("127.0.0.1", 0)) as listener, open(directory / "log", "w+") as log:
-        port = listener.getsockname()[1]
-        gunicorn = [sys.executable, "-m", "gunicorn", "-c", "config.py", "-w", str(workers), "--threads", "4"]
-        server = subprocess.Popen(
-            [*gunicorn, *options, "-b", f"fd://{listener.fileno()}", "app:application"],
-            env=clean_environ(**environ),
-            cwd=directory,
-            stdout=log,
-            stderr=log,
-            pass_fds=(listener.fileno(),),
-            preexec_fn=join,
-            start_new_session=True,
-        )
-        listener.close()
+    size = ("-w", str(workers), "--threads", "4")
+    with gunicorn(directory, APP, "-c", "config.py", *size, *options, environ=environ, join=join) as port:
         made = Served(port, directory)
-        try:
-            until(made.pids, lambda pids: len(pids) == workers)
-            yield made
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
-        except BaseException:
-            log.seek(0)
-            print(log.read())
-            raise
-        finally:
-            try:
-                os.killpg(server.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            server.wait()
+        until(made.pids, lambda pids: len(pids) == workers)
+        yield made
 
 
 def promtool(*arguments: str, text: str = "") -> str:

@@ -11,42 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .cgroup1 import CPU, CPUSET, PERIOD_US
+from .cgroup1 import CPU, CPUSET
 from .commands import clean_environ
+from .containers import PERIOD_US
+from .guest_worker import LEASING
 
 # Each line is Python: an expression is answered with its value as JSON, a statement with null.
-WORKER = """
+WORKER = f"""
 import json, os, signal, sys, threading, time
-import cgroup_threads as ct
-from cgroup_threads.governor.core_budget import core_budget
-blocks, inside = [], []
+{LEASING}
 def core(): return core_budget().budget
-def now():
-    s = ct.statistics()
-    return [s.active, s.leased, s.waiting]
-def enter(threads=None, patience=None):
-    block = ct.limit_threads(threads, patience=patience)
-    lease = block.__enter__()
-    blocks.append(block)
-    return lease.threads
-def leave(): blocks.pop().__exit__(None, None, None)
-def touch():
-    # One lease in a thread of its own: nested ones ask no budget.
-    def work():
-        with ct.limit_threads(1, patience=0): pass
-    thread = threading.Thread(target=work)
-    thread.start(); thread.join()
-def wait():
-    # In a thread, until it is told to leave.
-    left, entered = threading.Event(), threading.Event()
-    def work():
-        with ct.limit_threads(patience=60) as lease:  # no impatience on a slow machine
-            inside.append([lease.threads, lease.waited_s])
-            left.wait()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.left = left
-    thread.start()
-    return thread
 for line in sys.stdin:
     try: answer = eval(line, globals())
     except SyntaxError: exec(line, globals()); answer = None

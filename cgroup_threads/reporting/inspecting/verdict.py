@@ -96,12 +96,18 @@ def _judge_binding(sample: Sample) -> Verdict | None:
     return Verdict("one-cpu", level, f"{start}, its cpuset has {len(outer)} (CPUs {format_cpulist(outer)})", fix)
 
 
+def _throttled_share(sample: Sample) -> float:
+    """The share of quota periods in which the group was stopped for long enough to matter."""
+    throttling = sample.throttling
+    return 0.0 if throttling is None or is_brief(throttling, sample.limits.levels) else throttling.share
+
+
 def judge_oversubscription(sample: Sample) -> Verdict | None:
     """More runnable threads than the process has cores."""
     usable, runnable = sample.usable, sample.runnable
     if sample.factor < CROWDED or runnable < usable + 0.75:
         return None
-    share = sample.throttling.share if sample.throttling is not None else 0.0
+    share = _throttled_share(sample)
     many = sample.factor >= OVERSUBSCRIBED * 0.95 and runnable >= usable + 1.5
     level: Level = "problem" if many or share >= THROTTLED_PROBLEM else "warning"
     code, word = ("oversubscribed", "oversubscribed") if level == "problem" else ("crowded", "slightly oversubscribed")
@@ -165,7 +171,7 @@ def _notes(sample: Sample) -> Iterable[str]:
     ):
         why = "they spin at barriers" if waits_busily(sample) else "they never sleep"
         yield f"{busy} threads hold on to CPUs and are preempted {preempted:.0f} times a second: {why}"
-    share = sample.throttling.share if sample.throttling is not None else 0.0
+    share = _throttled_share(sample)
     if sample.runnable >= 0.8 and sample.cpu < 0.5 * min(sample.runnable, sample.usable) and share < THROTTLED_WARNING:
         could = min(sample.runnable, sample.usable)
         yield f"it got {sample.cpu:.1f} of {could:.1f} cores it could have used: other processes have the CPUs (--all)"
