@@ -370,14 +370,18 @@ def test_the_child_ends_with_its_parent_even_in_the_middle_of_a_call(made: Calla
 )
 def test_what_runs_ends_with_a_parent_that_is_killed(made: Callable[..., Any], tmp_path: Path, target: object) -> None:
     """Also what it has started, and a command that knows nothing of us."""
-    script = "from cgroup_threads.tuning.subjects import make_subject as make\n"
-    script += f"subject = make({target!r}); subject.measure(subject.tasks[0], 2, 0.0)"
-    parent = subprocess.Popen([sys.executable, "-c", script], env=clean_environ(), cwd=tmp_path)
-    try:
+    script = """
+from cgroup_threads.measuring.sessions import Guard
+from cgroup_threads.tuning.subjects import make_subject
+watch = Guard.watch
+Guard.watch = lambda guard, leader: print(watch(guard, leader), flush=True)
+"""
+    script += f"subject = make_subject({target!r}); subject.measure(subject.tasks[0], 2, 0.0)"
+    with subprocess.Popen([sys.executable, "-c", script], env=clean_environ(), stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()  # the guard knows of it
         wait_until(lambda: Path("kept").exists() and Path("kept").read_text().endswith("\n"))
-    finally:
         parent.kill()
-        parent.wait(DEADLINE)
     pids = [*map(int, Path("kept").read_text().split())]
     assert len(pids) == 2
     wait_until(lambda: all(map(has_ended, pids)))

@@ -42,7 +42,10 @@ def find_ignored(text: str, patterns: Sequence[str], seconds: float) -> bytes:
 
 def _search() -> None:
     given = json.loads(sys.stdin.buffer.read())
-    # The signal ends a process in the middle of a search, and also where nobody waits for it any more.
+    # The signal ends a process in the middle of a search, and also where nobody waits for it any more. What it does was
+    # inherited.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, given["seconds"])
     lines = given["text"].split("\n")
     left_out = bytearray(_KEPT * len(lines))

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
+from ..measuring.ending import noticing_stops, putting_off_signals
 from ..measuring.sessions import Guard, end_session
 from ..notices import shown
 from ..reporting.counters import read_throttling, throttling_between
 from .records import Arm, CompareError, Output, Run, Terms
 
 POLL_SECONDS: Final = 0.1
+MAX_TRIES: Final = 5
 GRACE_SECONDS: Final = 10.0  # after SIGKILL
 MAX_KEPT: Final = 16 << 20  # of one output, for a look into it
 MAX_OUTPUT: Final = 1 << 30  # on disk, of each stream
@@ -35,16 +37,26 @@ class _End(NamedTuple):
 
 
 def run_once(arm: Arm, terms: Terms, tick: Callable[[], None], guard: Guard | None = None) -> Run:
-    """Run the arm's command once, to its end or the time limit.
+    """Run the arm's command once, to its end or the time limit; again where this process was stopped meanwhile.
 
     Whatever it left in its session is ended with it; ``guard`` ends all that if this process is killed. Raises
     CompareError where it cannot be started or written files cannot be read.
     """
+    for _ in range(MAX_TRIES):
+        with noticing_stops() as stops:
+            run = _try_once(arm, terms, tick, guard)
+        if not stops:
+            return run
+    raise CompareError(f"compare: this process was stopped in each of {MAX_TRIES} runs of the same command")
+
+
+def _try_once(arm: Arm, terms: Terms, tick: Callable[[], None], guard: Guard | None) -> Run:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as log:
         old = None if terms.output is None else _identify(terms.output)
         before = read_throttling(terms.counters) if terms.counters else None
         start = time.perf_counter()
-        child = _Child(_start(arm, terms, out, log), guard)
+        with putting_off_signals():
+            child = _Child(_start(arm, terms, out, log), guard)
         try:
             end = _wait(child, start + terms.limit, (out, log), tick)
         finally:

@@ -19,6 +19,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from ..environment import ours_and_users
 from ..marker import MARKER
+from .ending import putting_off_signals
 from .interpreter import find_interpreter
 from .sessions import Guard, end_session
 
@@ -86,18 +87,19 @@ class Child:
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the child; close() closes it
         try:
-            self._process = subprocess.Popen(
-                [find_interpreter(), "-c", _START, json.dumps(told)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                env=dict(start.environment),
-                start_new_session=True,  # Ctrl-C goes to the parent alone, which ends its children itself
-            )
+            with putting_off_signals():
+                self._process = subprocess.Popen(
+                    [find_interpreter(), "-c", _START, json.dumps(told)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._log,
+                    env=dict(start.environment),
+                    start_new_session=True,  # Ctrl-C goes to the parent alone, which ends its children itself
+                )
+                guard.watch(self.pid)
         except OSError as error:
             self._log.close()
             raise fail(f"no process can be started: {error.strerror}") from error
-        guard.watch(self.pid)
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="cgroup-threads-child", daemon=True)
         self._reader.start()

@@ -12,6 +12,8 @@ def find_interpreter() -> str:
     if getattr(sys, "frozen", False):
         reason = "a frozen application has no Python interpreter to start (run cgroup-threads of an installed Python)"
         raise OSError(errno.ENOEXEC, reason)
+    if not sys.executable:  # Python was embedded, or its program cannot be found
+        raise OSError(errno.ENOENT, "no Python interpreter is known to start")
     return sys.executable
 
 

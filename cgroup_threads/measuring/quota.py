@@ -71,7 +71,11 @@ def create_group(limits: CpuLimits, cores: float) -> QuotaGroup | Refusal:
     directory = f"{own.path.rstrip('/')}/cgroup-threads-demo-{os.getpid()}"
     quota = max(1000, round(cores * PERIOD_US))  # the kernel accepts no quota below 1 ms
     try:
-        os.mkdir(directory)
+        try:
+            os.mkdir(directory)
+        except FileExistsError:  # left by one of the same number that was killed; in a container all have number 1
+            os.rmdir(directory)
+            os.mkdir(directory)
     except OSError as error:
         return Refusal(f"cannot make a cgroup in {own.path}: {error.strerror}")
     group = QuotaGroup(directory, own.version, quota / PERIOD_US, f"{directory}/cgroup.procs")

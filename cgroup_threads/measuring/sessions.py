@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
+_END: Final = 0  # no process has this number
+_SECONDS_TO_END: Final = 10.0
 _LOOKS: Final = 3  # for members of a session: one that is being killed may start another
 
 
@@ -96,11 +98,16 @@ class Guard:
         self._tell(-leader)
 
     def close(self) -> None:
-        """End the guard, and no session. Twice does nothing."""
+        """End the guard, and the sessions it was not told to forget: an interrupt came in between. Twice does
+        nothing."""
+        self._tell(_END)  # a copy of this process may hold its pipe open, too
         process, self._process = self._process, None
         if process is not None:
-            process.kill()  # a copy of this process may hold its pipe open, too
-            process.wait()
+            try:
+                process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()  # it was stopped
+                process.wait()
             assert process.stdin is not None
             process.stdin.close()
 
@@ -115,11 +122,13 @@ class Guard:
 
 
 def _stand_guard() -> None:
-    """The guard: numbers come line by line, until the other process closes the pipe or is gone."""
+    """The guard: numbers come line by line, until the other process says so, closes the pipe or is gone."""
     print(flush=True)
     leaders: set[int] = set()
     for line in sys.stdin.buffer:
         number = int(line)
+        if number == _END:
+            break
         if number > 0:
             leaders.add(number)
         else:

@@ -13,6 +13,7 @@ from typing import IO, Final, NamedTuple
 
 from ..errors import InvalidArgumentError
 from ..measuring.child import describe_end, kill_session, read_end, user_environment
+from ..measuring.ending import putting_off_signals
 from ..measuring.sessions import Guard
 from ..profiles.identity import present_identity
 from ..profiles.records import Identity
@@ -97,6 +98,8 @@ class CommandSubject:
             self._closed = True
             if self._process is not None:
                 kill_session(self._process)  # whoever measures waits for it
+                if self._guard is not None:
+                    self._guard.forget(self._process.pid)
             if self._guard is not None:
                 self._guard.close()
 
@@ -141,17 +144,18 @@ class CommandSubject:
             if self._guard is None:
                 self._guard = Guard()
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    env=self._environment,
-                    start_new_session=True,
-                )
+                with putting_off_signals():
+                    self._process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        env=self._environment,
+                        start_new_session=True,
+                    )
+                    self._guard.watch(self._process.pid)
             except OSError as error:
                 raise TuneError(self.title, f"it cannot be started: {error.strerror}") from error
-            self._guard.watch(self._process.pid)
             return self._process
 
     def _end_late(self, process: subprocess.Popen[bytes], late: threading.Event) -> None:

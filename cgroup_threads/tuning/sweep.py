@@ -149,7 +149,9 @@ class _Run:
         """What was measured, and what is to be said of it. Raises TuneError where that is nothing."""
         tasks = [task for task in self.tasks if self._has_ended(task)]
         if not tasks:
-            raise TuneError(self.subject.title, f"no call ended within {self._longest_wait():g} s")
+            untried = ", ".join(str(cell.threads) for cell in self.cells if cell.call_s is None and not cell.burst)
+            rest = f"; not tried for want of time: {untried} threads (--time-limit)" if untried else ""
+            raise TuneError(self.subject.title, f"no call ended within {self._longest_wait():g} s{rest}")
         missing = [f"{cell.task.name} at {cell.threads}" for cell in self.cells if not cell.kept]
         doubtful = {
             task: [
