@@ -49,6 +49,10 @@ class ProcessState:
         """Settings that ``configure`` has put over those of the environment."""
         self.hooks: dict[str, object] = {}
         """Import hooks and wrapped callables by name, so that each is installed once."""
+        self.overflows = 0
+        """Calls that put things right after a full stack, now."""
+        self.raised = (0, 0)
+        """The limit on calls inside calls as it was, and as it was raised for them (``pools.guarding``)."""
         self._settings: Settings | None = None
         self._notices: dict[tuple[str, str], Notice] = {}
         self.warned = False

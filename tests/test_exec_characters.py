@@ -22,10 +22,12 @@ from tests.test_shells import FLAGS, evaluate
 SETTINGS = (
     "AUTO CORES MAX_CORES ROUNDING WORKERS SCOPE PATIENCE SMT OVERRIDE PATCH OMP_LIMIT FOLLOW_HIDDEN PROFILES VERBOSE"
 )
+REFUSED = {"PYTHON_CPU_COUNT"} if sys.version_info >= (3, 13) else set()
+"""Python itself does not start where these are no numbers."""
 READ = (
     *dict.fromkeys(
         (
-            *(variable.name for variable in VARIABLES),
+            *(variable.name for variable in VARIABLES if variable.name not in REFUSED),
             *(f"CGROUP_THREADS_{name}" for name in SETTINGS.split()),
             MARKER,
             *WORKER_VARIABLES,

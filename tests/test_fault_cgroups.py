@@ -8,7 +8,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from cgroup_threads.detection.placement import Chain, Place, Placement
+from cgroup_threads.detection.procfs import Reading
+from cgroup_threads.detection.records import CgroupLevel, CpuLimits, Topology
+from cgroup_threads.governor.regrouping import new_key
+from cgroup_threads.governor.slots import slot_key
 from tests.lab import require
 from tests.lab.cgroup1 import CPU, CPUSET, group
 from tests.lab.commands import clean_environ, run
@@ -192,7 +198,7 @@ def test_cores_in_a_removed_file_are_not_free_while_their_lease_is_open() -> Non
         assert second("core().slots.locked(6)").bit_count() == 4
         first("leave()")
         assert second("core().slots.locked(6)") == 0
-        assert first("[len(core()._left), core().slots.held]") == [0, 0]
+        wait_until(lambda: first("touch()") is None and first("[len(core()._left), core().slots.held]") == [0, 0])
 
 
 LEFT = """
@@ -295,3 +301,24 @@ def test_a_group_that_vanishes_while_it_is_read() -> None:
                 assert (now_quota in (1.0, 2.0), now_status) == (True, "limited"), answers
                 assert (then_quota, then_status, notices) == (2.0, "limited", []), answers
             assert answers[-1][0] == 1.0
+
+
+def test_a_group_that_only_a_mount_above_shows_is_ours(tmp_path: Path) -> None:
+    """Its limit may be the one that binds: who shares it is in no other group."""
+    own, above, elsewhere = (tmp_path / name for name in ("own", "above", "elsewhere"))
+    for directory in (own, above, elsewhere):
+        directory.mkdir()
+    place = Place(1, (Chain("/", (str(own),)),), (str(above),))
+    placement = Placement(Reading("", ""), Reading("", ""), place, None, True, False)
+
+    def limits(directory: Path) -> CpuLimits:
+        level = CgroupLevel(1, str(directory), "", None, 2.0)
+        return CpuLimits(2.0, "limited", frozenset(range(8)), "", None, 8, 2, "quota", Topology(8), (level,))
+
+    key = slot_key(str(above))
+    assert key is not None
+    assert new_key(key, limits(above), placement) is None
+    other = slot_key(str(elsewhere))
+    assert other is not None
+    assert new_key(other, limits(elsewhere), placement) is None  # there already
+    assert new_key(other, limits(above), placement) == key

@@ -202,6 +202,7 @@ DEPTHS = """
 import sys
 from cgroup_threads.governor.core_budget import core_budget
 from cgroup_threads.governor.limiting import innermost
+from cgroup_threads.pools.guarding import ROOM
 from cgroup_threads.pools.ledger import current
 from cgroup_threads.state import process
 with ct.limit_threads(1): pass
@@ -229,7 +230,8 @@ def at_each_depth(operate, before=lambda: None, after=lambda: None):
             del trace, error
         after()
         if look() != [4, 4] or left() != nothing: seen.append([depth, look(), left()])
-        if sys.getrecursionlimit() != limit: seen.append([depth, "limit", sys.getrecursionlimit()])
+        # Where there is no room to lower it either, the next one does.
+        if sys.getrecursionlimit() - limit not in (0, ROOM): seen.append([depth, "limit", sys.getrecursionlimit()])
         with ct.limit_threads(2) as lease:
             if [lease.threads, *look()] != [2, 2, 2]: seen.append([depth, "next", lease.threads, look()])
     assert right > 10, right
@@ -245,9 +247,24 @@ def test_a_full_stack_as_a_limit_begins(scope: str) -> None:
 def operate():
     with ct.limit_threads(1): pass
 places = at_each_depth(operate)
-assert {"__enter__", "claim", "_settle", "hold"} <= places, places
+assert {"__enter__", "claim"} <= places, places
 """
     assert limits_script(DEPTHS + script, timeout=DEADLINE_S, CGROUP_THREADS_SCOPE=scope) == []
+
+
+def test_a_full_stack_as_a_limit_inside_another_begins() -> None:
+    """It asks no budget: the deepest calls are those of the pools, also where (from Python 3.12 on) C has its own."""
+    script = """
+outer = ct.limit_threads(2)
+def operate():
+    with ct.limit_threads(1): pass
+def leave():
+    if look() != [2, 2]: seen.append(look())
+    outer.__exit__(None, None, None)
+places = at_each_depth(operate, before=outer.__enter__, after=leave)
+assert {"__enter__", "enter", "_settle", "_share"} <= places, places
+"""
+    assert limits_script(DEPTHS + script, timeout=DEADLINE_S) == []
 
 
 @SCOPES
@@ -282,3 +299,48 @@ places = asyncio.run(deep())
 assert {"__aenter__", "_ask"} & places, places
 """
     assert limits_script(DEPTHS + script, timeout=DEADLINE_S, CGROUP_THREADS_SCOPE=scope) == []
+
+
+def test_room_on_the_stack_is_made_once_and_taken_back() -> None:
+    script = """
+import sys
+from cgroup_threads.pools.guarding import ROOM, add_room, drop_room
+found = [sys.getrecursionlimit()]
+add_room(); add_room(); found.append(sys.getrecursionlimit())
+drop_room(); found.append(sys.getrecursionlimit())
+drop_room(); found.append(sys.getrecursionlimit())
+add_room(); sys.setrecursionlimit(5000); drop_room()  # the user's own
+found.append(sys.getrecursionlimit())
+sys.setrecursionlimit(2**31 - 1)  # there is no higher one
+add_room(); drop_room(); found.append(sys.getrecursionlimit())
+limit = found[0]
+seen += [] if found == [limit, limit + ROOM, limit + ROOM, limit, 5000, 2**31 - 1] else found
+"""
+    assert limits_script(script) == []
+
+
+def test_exceptions_that_are_no_full_stack_leave_its_limit_alone() -> None:
+    """Another thread may be deep in calls of its own as the limit falls again."""
+    script = """
+import asyncio
+from cgroup_threads.governor import limiting
+limiting.add_room = lambda: seen.append("raised")
+def interrupt(*arguments): raise KeyboardInterrupt
+async def wait():
+    async with ct.limit_threads(patience=60): pass
+async def cancel():
+    with ct.limit_threads(4):
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+asyncio.run(cancel())
+enter = limiting.Ledger.enter
+limiting.Ledger.enter = interrupt
+try:
+    with ct.limit_threads(1): pass
+except KeyboardInterrupt: pass
+limiting.Ledger.enter = enter
+if ct.statistics().active: seen.append(ct.statistics().active)
+"""
+    assert limits_script(script) == []

@@ -208,7 +208,8 @@ def test_a_killed_head_of_the_queue_holds_nobody_up() -> None:
         holder("leave()")
         assert seconds_until_active(other) < SOON_S
         other("threads[0].left.set()")
-        wait_until(lambda: nothing_is_left(holder))
+        wait_until(lambda: other("now()") == [0, 0, 0])
+        assert nothing_is_left(holder)
 
 
 def test_a_process_that_is_killed_anywhere_as_it_takes_cores_leaves_none_behind() -> None:

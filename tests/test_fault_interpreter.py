@@ -12,7 +12,9 @@ import sys
 import pytest
 
 from tests.lab.commands import COMMAND, ROOT, clean_environ, run
+from tests.lab.limits import limits_script
 from tests.lab.native import debian_library
+from tests.test_fault_crowds import DEPTHS
 
 COMMANDS = ("report", "cores", "env", "exec", "inspect", "demo", "tune", "compare")
 # The command line and a limit, in one process; ``-I`` and ``-S`` leave no other way to say where the packages are.
@@ -185,3 +187,38 @@ def test_the_first_use_of_a_name_without_a_free_descriptor(load: str) -> None:
     full = [2, 2, 2, "2", 2, 2, "2 usable cores"]
     lacking = [*full[:5], "Too many open files", "Too many open files"] if load == "pass" else full
     assert done.stdout == f"{[lacking, full]}\n"
+
+
+# From Python 3.12 on, calls that pass through C are counted apart, and nothing can raise their limit: on its last two
+# levels ctypes can set no pool, neither to limit it nor to put it back.
+THROUGH_C = """
+import bisect
+if sys.version_info >= (3, 12): sys.setrecursionlimit(100_000)
+def down(depth, operate):
+    if depth: [*map(down, (depth - 1,), (operate,))]
+    else: operate()
+def is_too_deep(depth):
+    try: down(depth, int)
+    except RecursionError: return True
+    return False
+def operate():
+    with ct.limit_threads(1): pass
+top = bisect.bisect_left(range(20_000), True, key=is_too_deep) - 1
+failed = 0
+for depth in range(top - 30, top + 1):
+    try: down(depth, operate)
+    except Exception as error:
+        if "RecursionError" not in repr(error) + type(error).__name__: raise
+        failed += 1
+    if left() != nothing: seen.append([depth, left()])
+    with ct.limit_threads(2) as lease:
+        if [lease.threads, *look()] != [2, 2, 2]: seen.append([depth, lease.threads, look()])
+    if look() != [4, 4]: seen.append([depth, look()])
+assert 0 < failed < 31, failed
+"""
+
+
+@pytest.mark.parametrize("scope", ["process", "container"])
+def test_a_full_stack_of_calls_through_c(scope: str) -> None:
+    """No lease is left behind, and the next block finds and leaves the pools right, whatever that one had left."""
+    assert limits_script(DEPTHS + THROUGH_C, CGROUP_THREADS_SCOPE=scope) == []

@@ -54,7 +54,8 @@ started.wait()
 
 def test_a_process_outlives_its_first_thread() -> None:
     with running(python(HEADLESS), busy=True, OMP_NUM_THREADS="3") as process:
-        found = watch_until(process.pid, lambda found: found.sample.state == "Z", 0.2)
+        watch_until(process.pid, lambda found: found.sample.state == "Z", 0.1)
+        found = inspect_process(process.pid, seconds=0.2)  # the thread may have ended within the look before
         assert process.pid in find_processes()[0]
     sample = found.sample
     assert (sample.state, sample.total, len(sample.threads)) == ("Z", 3, 3)

@@ -337,3 +337,41 @@ def test_a_change_of_scope_leaves_no_descriptors_behind() -> None:
         only("old.claim(late, 4)")
         assert only("[late.threads, late.waited_s, old.counters.overcommitted]") == [1, 0.0, 1]
         only("old.give(late)")
+
+
+def test_a_change_of_scope_under_an_open_lease_leaves_none_behind_either() -> None:
+    change = "[enter(), ct.configure(scope='process'), leave(), ct.configure(scope='container'), enter(), leave()]"
+    with group(quota=1.0) as name, workers(name, 1) as (only,):
+        only(change)
+        before = only("len(os.listdir('/proc/self/fd'))")
+        for _ in range(5):
+            only(change)
+        assert only("len(os.listdir('/proc/self/fd'))") == before
+
+
+def test_a_file_that_is_removed_again_and_again_takes_no_more_descriptors() -> None:
+    with group(quota=1.0) as name, workers(name, 1, **SIX) as (only,):
+        assert only("enter(4)") == 4
+        before = only("len(os.listdir('/proc/self/fd'))")
+        for _ in range(12):
+            (made,) = slot_files(name)
+            os.unlink(f"/dev/shm/{made}")
+            until(lambda made=made: only("touch()") is None and made in slot_files(name))  # type: ignore[misc]
+        assert only("len(os.listdir('/proc/self/fd'))") <= before + 2 * 4
+        only("leave()")
+        until(lambda: only("touch()") is None and only("len(os.listdir('/proc/self/fd'))") <= before)
+
+
+def test_what_is_noted_is_noted_without_the_budgets_lock() -> None:
+    """Who holds the lock on notices may be a signal handler's thread that wants the budget's."""
+    listen = "note = type(process).note; owned = []"
+    wrap = "type(process).note = lambda self, *notices: (owned.append(core()._is_mine()), note(self, *notices))[1]"
+    with group(quota=1.0) as name, workers(name, 2) as (holder, other):
+        assert holder("enter()") == 1
+        assert other("now()") == [0, 0, 0]
+        other("from cgroup_threads.state import process")
+        other(listen)
+        other(wrap)
+        assert other("enter()") == 1
+        assert other("owned") == [False]
+        assert "cores-held" in other("[notice.code for notice in process.notices]")

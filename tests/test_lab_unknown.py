@@ -57,7 +57,9 @@ unknown = limited._replace(quota=None, status="unknown", bound_by="host")
 now = limited
 core_budget._limits = lambda settings: now
 core = core_budget.CoreBudget(Settings(scope="process"))
-for now, cap in ((limited, 2), (unknown, 2), (unknown, None), (unknown, 1), (limited, None)):
+bound = unknown._replace(affinity=frozenset({0}), bound_by="affinity")
+looks = [(limited, 2), (unknown, 2), (unknown, None), (unknown, 1), (bound, None), (unknown, None), (limited, None)]
+for now, cap in looks:
     core.sampler.following = Following(cap)
     core.follow()
     print(core.budget.cores, core.statistics().bound_by)
@@ -67,4 +69,12 @@ for now, cap in ((limited, 2), (unknown, 2), (unknown, None), (unknown, 1), (lim
 def test_a_quota_is_kept_below_a_hidden_limit_too() -> None:
     """The budget follows the lower of both; when the hidden limit is gone, what the quota gave is still known."""
     found = run_python(CAPPED).stdout.splitlines()
-    assert found == ["2 hidden limit", "2 hidden limit", "4 quota", "1 hidden limit", "4 quota"]
+    assert found == [
+        "2 hidden limit",
+        "2 hidden limit",
+        "4 quota",
+        "1 hidden limit",
+        "1 affinity",
+        "4 quota",
+        "4 quota",
+    ]

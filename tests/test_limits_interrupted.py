@@ -168,6 +168,71 @@ assert run(operate) > 50
     assert interrupted(script) == []
 
 
+def test_an_exception_at_any_step_of_a_block_leaves_nothing_to_leave_again() -> None:
+    """Only where it came before the exit began is the block still open: that exit may be made again."""
+    script = """
+class Stop(BaseException): pass
+def block(limit):
+    with limit: pass
+number, reached, again = 0, True, 0
+while reached:
+    number += 1
+    reached, count = False, 0
+    limit = ct.limit_threads(1)
+    def profile(frame, event, argument):
+        global reached, count
+        if event in ("call", "c_return") and "cgroup_threads/" in frame.f_code.co_filename:
+            count += 1
+            if count == number:
+                reached = True
+                raise Stop
+    sys.setprofile(profile)
+    try: block(limit)
+    except Stop: pass
+    finally: sys.setprofile(None)
+    for lease in tuple(limit._open):
+        again += 1
+        try: limit.__exit__(None, None, None)
+        except ct.CgroupThreadsError as error: seen.append([number, repr(error)])
+    if look() != [4, 4] or ledger.shares or ct.statistics().active: seen.append([number, look()])
+assert number > 50 and again, (number, again)
+"""
+    assert interrupted(script) == []
+
+
+def test_an_exception_at_any_step_of_a_threads_first_block() -> None:
+    script = """
+class Stop(BaseException): pass
+said = []
+sys.unraisablehook = lambda found: said.append(repr(found.exc_value))
+number, reached = 0, True
+def first():
+    sys.setprofile(profile)
+    try:
+        with ct.limit_threads(1): pass
+    except Stop: pass
+    finally: sys.setprofile(None)
+    with ct.limit_threads(2):
+        if look() != [2, 2]: seen.append([number, "inside", look()])
+    if look() != [4, 4]: seen.append([number, "after", look()])
+while reached:
+    number += 1
+    reached, count = False, 0
+    def profile(frame, event, argument):
+        global reached, count
+        if event in ("call", "c_return") and "cgroup_threads/pools" in frame.f_code.co_filename:
+            count += 1
+            if count == number:
+                reached = True
+                raise Stop
+    in_thread(first)
+    if look() != [4, 4] or ledger.shares: seen.append([number, look(), len(ledger.shares)])
+seen += [line for line in said if line != "Stop()"]  # that one came into a finalizer
+assert number > 50, number
+"""
+    assert interrupted(script) == []
+
+
 def test_an_exception_as_the_limit_ends_gives_the_shared_pools_back() -> None:
     script = """
 def trace(frame, event, argument):

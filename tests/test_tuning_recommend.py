@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cgroup_threads.tuning.counts import sweep_counts
@@ -132,6 +132,8 @@ def test_two_counts_are_told_apart(gain: float, threads: int) -> None:
         unique_by=lambda point: point.threads,
     )
 )
+@example([Point(1, (5e-324, 5e-324), ()), Point(2, (5e-324, 1e308, 1e308, 5e-324), ())])
+@example([Point(1, (1e308, 1.7e308), ()), Point(2, (1.7e308, 1.7e308), ())])
 def test_whatever_was_measured_a_usable_count_is_recommended(points: list[Point]) -> None:
     found = recommend(points, draws=20)
     usable = {point.threads for point in points if not point.burst}

@@ -46,7 +46,7 @@ class CoreBudget:
         self.size = size(_limits(settings), settings)
         self.budget = self._make()
         self.known = self.size
-        """What the limits gave when they were last known; ``size`` may follow a hidden limit below it."""
+        """What the limits gave when last known; ``size`` may follow a hidden limit below it."""
         self.top = _top()
         current().ours = _ours()
         self.sampler = Sampler()
@@ -73,7 +73,9 @@ class CoreBudget:
         if after.scope != self.size.scope:  # slots stay what they are: the others look there too
             shared = self.size.scope == "container"
             after = shared_size(limits, self.settings) if shared else process_size(limits, self.settings)
-        after = self.known = keep_known(self.known, after, limits)
+        after = keep_known(self.known, after, limits)
+        if limits.status != "unknown":
+            self.known = after
         if self.sampler.cap < after.cores + after.extra:
             after = after._replace(cores=min(self.sampler.cap, after.cores), extra=0, bound_by="hidden limit")
         before, self.size = self.size, after._replace(directory=self.size.directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from asyncio import _get_running_loop  # a low-level function of its API: None outside of a loop, never raises
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -12,7 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from ..environment import warn_once_if_late
 from ..errors import LeaseError, check_threads
-from ..pools.guarding import ROOM, add_room
+from ..pools.guarding import add_room, drop_room
 from ..pools.ledger import Lease, Ledger, ThreadState, current
 from ..state import process
 from .budget import Budget
@@ -63,12 +62,14 @@ class ThreadLimit:
             self._open.append(lease)
             innermost.set(lease)
         except BaseException:
-            add_room()
             try:
-                undo(lease, ledger)
-            finally:
-                with process.lock:
-                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+                self._undo(lease, ledger)
+            except Exception:  # noqa: BLE001 - most likely a full stack; ctypes puts an error of its own over that
+                add_room()
+                try:
+                    self._undo(lease, ledger)
+                finally:
+                    drop_room()
             raise
         finally:
             mine.moving = inside
@@ -90,12 +91,14 @@ class ThreadLimit:
             if lease._budget is not None:
                 give(lease)
         except BaseException:
-            add_room()
             try:
-                undo(lease, ledger)
-            finally:
-                with process.lock:
-                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+                self._undo(lease, ledger)
+            except Exception:  # noqa: BLE001 - most likely a full stack; ctypes puts an error of its own over that
+                add_room()
+                try:
+                    self._undo(lease, ledger)
+                finally:
+                    drop_room()
             raise
         finally:
             mine.moving = inside
@@ -111,12 +114,7 @@ class ThreadLimit:
             self._open.append(lease)
             innermost.set(lease)
         except BaseException:
-            add_room()
-            try:
-                undo(lease)
-            finally:
-                with process.lock:
-                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+            self._undo(lease)
             raise
         return lease
 
@@ -129,12 +127,7 @@ class ThreadLimit:
             self._forget(lease)
             give(lease)
         except BaseException:
-            add_room()
-            try:
-                undo(lease)
-            finally:
-                with process.lock:
-                    sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+            self._undo(lease)
             raise
 
     @overload
@@ -210,6 +203,17 @@ class ThreadLimit:
         if innermost.get() is lease:
             innermost.set(lease._outer)
 
+    def _undo(self, lease: Lease, ledger: Ledger | None = None) -> None:
+        """End ``lease`` after an exception came in between. Twice does nothing more."""
+        try:
+            lease._active = False
+            if lease in self._open:  # else a later exit would find one that has ended
+                self._forget(lease)
+            if ledger is not None:
+                ledger.abandon(lease)
+        finally:
+            give(lease)
+
 
 def find_outer() -> Lease | None:
     """The innermost lease of this context that is still open."""
@@ -217,16 +221,6 @@ def find_outer() -> Lease | None:
     while outer is not None and not outer.active:
         outer = outer._outer
     return outer
-
-
-def undo(lease: Lease, ledger: Ledger | None = None) -> None:
-    """End ``lease`` after an exception came in between; if that was a full stack, within ``add_room``."""
-    try:
-        lease._active = False
-        if ledger is not None:
-            ledger.abandon(lease)
-    finally:
-        give(lease)
 
 
 def give(lease: Lease) -> None:

@@ -17,8 +17,13 @@ def new_key(key: str, limits: CpuLimits, placement: Placement | None) -> str | N
     if placement is None or not placement.certain:
         return None
     places = (placement.cpu, placement.cpuset)
-    ours = {slot_key(found) for place in places if place for chain in place.chains for found in chain.directories}
+    ours: set[str | None] = set()
+    for place in places:
+        if place is not None:
+            ours.update(slot_key(found) for chain in place.chains for found in chain.directories)
+            ours.update(map(slot_key, place.ancestors))
     directory = binding_directory(limits)
     if key in ours or None in ours or directory is None:
         return None
-    return slot_key(directory)
+    there = slot_key(directory)
+    return None if there == key else there

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..detection.records import CpuLimits
 from ..errors import first_line
@@ -27,7 +27,17 @@ LOOK_S: Final = 0.005
 IDLE_LOOK_S: Final = 0.04
 """How often the first of another process's queue does: it has to wait anyway, and only shows that it lives."""
 TIDY_S: Final = 0.1
+MAX_LEFT: Final = 4  # files that are removed again and again must not take all descriptors
 """How often rows of dead processes, and the file itself, are looked after."""
+
+
+class _Left(NamedTuple):
+    """A file that was left for another. Processes that have not moved yet must not take for free what ``leases`` hold
+    there until they end; ``listeners`` may still wait at its socket."""
+
+    slots: Slots
+    leases: frozenset[Lease]
+    listeners: frozenset[Waiter]
 
 
 class SharedBudget(Budget):
@@ -38,9 +48,8 @@ class SharedBudget(Budget):
     def __init__(self, cores: int, slots: Slots, extra: int = 0) -> None:
         super().__init__(cores, extra)
         self.slots = slots
-        self._left: list[tuple[Slots, frozenset[Lease]]] = []
-        """Files that were left for another, with the leases that hold cores there until they end: processes that have
-        not moved yet must not take those for free."""
+        self._left: list[_Left] = []
+        self._ended = False
         self._view = View(0, 0, None, None, 0)
         self._tidied_s = 0.0
 
@@ -51,8 +60,8 @@ class SharedBudget(Budget):
         super().abandon()
         # Kept for the child's own budget: it meets the others in the same file, even one that was removed meanwhile.
         process.slots = self.slots.abandon_in_child()
-        for slots, _ in self._left:
-            unused = slots.abandon_in_child()
+        for left in self._left:
+            unused = left.slots.abandon_in_child()
             if unused is not None:
                 unused.close()
 
@@ -61,14 +70,10 @@ class SharedBudget(Budget):
         the process's very end. Who asks for more afterwards gets one thread."""
         if self.lock.acquire(timeout=1.0):
             try:
-                used = self.leases or self.queue
-                for slots in (self.slots, *(slots for slots, _ in self._left)):
-                    if used:
-                        slots.leave()
-                    else:
-                        slots.close()
-                if not used:
-                    self.cores = 0
+                for slots in (self.slots, *(left.slots for left in self._left)):
+                    slots.leave()
+                self._ended = True
+                self._close_ended()
             finally:
                 self.lock.release()
 
@@ -149,12 +154,14 @@ class SharedBudget(Budget):
             self.slots.give(rest)
         if self._left:
             self._close_left()
+        if self._ended:
+            self._close_ended()
 
     def _explain(self, waiter: Waiter) -> None:
         if not waiter.patient and not any(self.leases.values()):
             message = "other processes held all cores and gave none back: calls began with one thread above the budget"
             fix = "look for the process that holds them: cgroup-threads inspect --all"
-            process.note(Notice("cores-held", message, "info", fix))
+            self._after.append(partial(process.note, Notice("cores-held", message, "info", fix)))
 
     def _count(self, value: int) -> int:
         return value.bit_count()
@@ -242,28 +249,38 @@ class SharedBudget(Budget):
         if self.slots.moved():
             self._move(self.slots.key)
         self.slots.reap()
+        self._close_left()
 
     def _move(self, key: str) -> None:
         before = self.slots
-        left = before, frozenset(self.leases)
         try:
             after = open_slots(key)
         except OSError as error:  # the old file still works for those who have it open
             message = f"worker processes that start now do not share this one's core budget: {first_line(error)}"
-            process.note(Notice("slots-unavailable", message, "warning", NO_SLOTS))
+            self._after.append(partial(process.note, Notice("slots-unavailable", message, "warning", NO_SLOTS)))
             return
         self.slots = after
-        self._left.append(left)
+        self._left.append(_Left(before, frozenset(self.leases), frozenset(self.queue)))
         before.publish(0, 0, None, 0.0)
         for lease, mask in self.leases.items():
             self.leases[lease] = after.take(mask.bit_count(), self.cores, 0) if mask else 0
         self._close_left()
-        process.note(*after.notices)
+        if len(self._left) > MAX_LEFT:
+            self._left.pop(0).slots.close()
+        self._after.append(partial(process.note, *after.notices))
 
     def _close_left(self) -> None:
-        """Close files that no lease holds cores in any more."""
         for left in tuple(self._left):
-            slots, leases = left
-            if not leases & self.leases.keys():
+            if left.leases & self.leases.keys():
+                continue
+            left.slots.give(left.slots.held)
+            if left.listeners.isdisjoint(self.queue):  # a socket's number must not be another's while they listen
                 self._left.remove(left)
+                left.slots.close()
+
+    def _close_ended(self) -> None:
+        """Once it is not used any more; who asks for more gets one thread."""
+        if not self.leases and not self.queue:
+            for slots in (self.slots, *(left.slots for left in self._left)):
                 slots.close()
+            self.cores = 0

@@ -13,19 +13,38 @@ from .maps import replaced_paths
 
 T = TypeVar("T")
 
-ROOM: Final = 200
-"""Calls inside calls that putting things right may take, those of native libraries' own setters included."""
+ROOM: Final = 32
+"""Calls inside calls that putting things right may take. Python 3.11 ends the process where a thread is 50 above the
+limit and reaches it once more, and other threads may use the room as it is taken away."""
 
 
 def add_room() -> None:
     """Raise the limit on calls inside calls for the moment: what puts things right after a RecursionError needs as much
-    of the stack as what it undoes. Other threads have the same limit: more of it harms nobody.
-
-    Whoever calls this lowers it again by lines of its own. Python refuses a limit that is not above the present depth,
-    so that must be a call less deep than this.
-    """
+    of the stack as what it undoes. However many threads are at it, there is one ``ROOM``. ``drop_room`` must follow."""
+    # Without comparisons: in Python 3.11 each takes room itself.
     with process.lock:
-        sys.setrecursionlimit(sys.getrecursionlimit() + ROOM)
+        if not process.overflows:
+            limit = sys.getrecursionlimit()
+            before, raised = process.raised
+            try:
+                sys.setrecursionlimit(limit + ROOM)
+                process.raised = limit if limit - raised else before, limit + ROOM
+            except OverflowError:
+                pass  # there is no higher one
+        process.overflows += 1
+
+
+def drop_room() -> None:
+    """Lower the limit again, unless the user has set another one meanwhile."""
+    with process.lock:
+        process.overflows -= 1
+        before, raised = process.raised
+        if not process.overflows and not sys.getrecursionlimit() - raised:
+            try:
+                sys.setrecursionlimit(before)
+                process.raised = 0, 0
+            except RecursionError:
+                pass  # the stack is too deep for that, and the next one lowers it
 
 
 def note_retired(name: str, what: str, error: Exception) -> None:
@@ -95,5 +114,4 @@ class Guarded:
         else:
             raise error
         finally:
-            with process.lock:
-                sys.setrecursionlimit(sys.getrecursionlimit() - ROOM)
+            drop_room()

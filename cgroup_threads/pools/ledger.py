@@ -27,14 +27,15 @@ __all__ = ["Lease", "Ledger", "ThreadState", "current", "watch_imports"]
 class _End:
     """Lives in the thread's local storage alone, so that its end is the thread's end."""
 
-    __slots__ = ("_ledger", "_thread")
+    _ledger: Ledger | None = None  # for ``__del__``, where an exception came in before ``__init__``
+    _thread: ThreadState
 
     def __init__(self, ledger: Ledger, thread: ThreadState) -> None:
-        self._ledger = ledger
         self._thread = thread
+        self._ledger = ledger
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self._ledger is not None and not sys.is_finalizing():
             self._ledger.retire(self._thread)
 
 
@@ -73,7 +74,7 @@ class Ledger(Shares):
         mine = self.local.thread or self.mine()
         lease._ledger, lease._thread = self, mine  # first: ``abandon`` then sees to new pools, too
         if registry.news.value is not None or registry.dirty:
-            self.refresh()
+            self.refresh(again=False)
         if (mine.busy or self._burier) and self._is_inside(mine):
             mine.leases.append(lease)
             mine.stale = True
@@ -151,20 +152,24 @@ class Ledger(Shares):
             mine.stale = True
         self._catch_up(mine)
 
-    def refresh(self) -> None:
-        """Look for new pools, and put limits that are active on them. Within an operation of this thread: nothing."""
+    def refresh(self, *, again: bool = True) -> None:
+        """Look for new pools, and put limits that are active on them. Within an operation of this thread: nothing.
+
+        ``again=False`` leaves it where another thread has just done so.
+        """
         mine = self.local.thread or self.mine()
         if self._is_inside(mine):
             return
         mine.busy = True
         try:
             with self.lock:
-                self.registry.refresh()
-                for thread in tuple(self.shares):
-                    thread.stale = True
-                if self.shares:
-                    self.levels.settled = False
-                    self._settle_process()
+                if again or self.registry.dirty or self.registry.news.value is not None:
+                    self.registry.refresh()
+                    for thread in tuple(self.shares):
+                        thread.stale = True
+                    if self.shares:
+                        self.levels.settled = False
+                        self._settle_process()
         finally:
             mine.busy = False
         self._catch_up(mine)

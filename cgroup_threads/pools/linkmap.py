@@ -21,7 +21,9 @@ from time import monotonic
 from typing import Final
 
 SHORTEST_DOUBT_S: Final = 0.001
-LONGEST_DOUBT_S: Final = 0.2  # a look takes about 1 ms
+LONGEST_DOUBT_S: Final = 0.2
+FREE_DOUBTS: Final = 8  # until a load that was under way must be at its end
+DOUBT_SHARE: Final = 0.01  # of a CPU after that: a look takes 1 ms, and much more in a process that maps much
 _RTLD_DI_LINKMAP = 2  # dlinfo: the link_map of a handle
 _NEXT = 3 * ctypes.sizeof(ctypes.c_void_p)  # offset of l_next
 
@@ -62,12 +64,14 @@ class Watch:
         self._loader = _Loader.open()
         self._doubts = 0
 
-    def doubt(self, count: ModuleCount) -> ModuleCount | Doubt:
-        """What tells instead where ``look`` could not: soon at first, and later and later where that stays so."""
+    def doubt(self, count: ModuleCount, spent_s: float) -> ModuleCount | Doubt:
+        """What tells instead where ``look`` could not: soon at first, and later and later where that stays so. The look
+        took ``spent_s`` of CPU time."""
         if self._loader is None:
             return count
         self._doubts += 1
-        return Doubt(count, min(LONGEST_DOUBT_S, SHORTEST_DOUBT_S * 2.0 ** min(self._doubts, 10)))
+        shortest = SHORTEST_DOUBT_S if self._doubts <= FREE_DOUBTS else spent_s / DOUBT_SHARE
+        return Doubt(count, max(shortest, min(LONGEST_DOUBT_S, SHORTEST_DOUBT_S * 2.0 ** min(self._doubts, 10))))
 
     def look(self, paths: Iterable[str]) -> ctypes.c_void_p | None:
         """Something whose ``value`` is None until a library was loaded that is not in ``paths``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from ..notices import Notice
@@ -57,6 +58,7 @@ class Registry:
             raise
 
     def _look(self) -> None:
+        began = thread_time()
         count = ModuleCount()  # before the look, so that an import meanwhile is news
         libraries = find_libraries()
         watched = self._watch.look(libraries.paths)
@@ -68,7 +70,10 @@ class Registry:
             found[libraries.torch] = bind_torch_mkl(libraries.torch)
         found |= {pool.path: pool for pool in find_module_pools() if pool.path not in self._seen}
         self._add(found)
-        self.news = self._watch.doubt(count) if watched is None else watched  # a NULL pointer is false
+        if watched is None:  # a NULL pointer is false, too
+            self.news = self._watch.doubt(count, thread_time() - began)
+        else:
+            self.news = watched
         torch = sys.modules.get("torch")
         if torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False):
             self.touch_torch = getattr(torch, "get_num_threads", None)

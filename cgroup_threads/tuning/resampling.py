@@ -79,4 +79,7 @@ def _log_median(rates: Sequence[float]) -> float:
     # statistics.median costs several times as much, and a sweep waits for thousands of them after each round.
     ordered = sorted(rates)
     half = len(ordered) // 2
-    return math.log(ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2)
+    if len(ordered) % 2:
+        return math.log(ordered[half])
+    below = ordered[half - 1]
+    return math.log(below + (ordered[half] - below) / 2)  # no sum, which may be infinite, nor halves, which may be 0

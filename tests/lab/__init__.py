@@ -22,5 +22,10 @@ def require(condition: object, cause: str) -> None:
 
 
 def require_module(name: str) -> None:
-    """Go on if the module ``name`` can be found, without importing it."""
+    """Go on if the module ``name`` can be found, without importing it.
+
+    Environments that are without it on purpose (``tests.lab.matrix``) name it in CGROUP_THREADS_LAB_WITHOUT.
+    """
+    if importlib.util.find_spec(name) is None and name in os.environ.get("CGROUP_THREADS_LAB_WITHOUT", "").split(","):
+        pytest.skip(f"{name} is not part of this environment")
     require(importlib.util.find_spec(name) is not None, f"{name} is not installed")

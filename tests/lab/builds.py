@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -77,16 +78,20 @@ def _build_wheel(version: str, target: Path) -> str:
     # pip's own cache may hold a wheel of the same name that was built with other options.
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python"]
     command += ["--wheel-dir", str(target), f"llama-cpp-python=={version}"]
-    log = target / "build.log"
+    return run_build(command, environ, target / "build.log", BUILD_SECONDS)
+
+
+def run_build(command: Sequence[str | Path], environ: Mapping[str, str], log: Path, seconds: float) -> str:
+    """Run pip with its output in ``log``; the reason if it fails."""
     with open(log, "w") as output:
         pip = subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            code = pip.wait(BUILD_SECONDS)
+            code = pip.wait(seconds)
         except BaseException as error:  # a test's timeout, too: compilers must not go on alone
             os.killpg(pip.pid, signal.SIGKILL)
             pip.wait()
             if isinstance(error, subprocess.TimeoutExpired):
-                return f"pip took longer than {BUILD_SECONDS} s"
+                return f"pip took longer than {seconds} s"
             raise
     errors = [line.strip() for line in log.read_text().splitlines() if "error" in line.lower()]
     return "" if code == 0 else f"exit {code}, see {log}: {errors[0] if errors else 'it names no error'}"
