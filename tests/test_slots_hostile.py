@@ -17,19 +17,15 @@ from cgroup_threads.governor.slot_rows import PAGE_SIZE
 from cgroup_threads.governor.slots import Slots, SlotsUnavailable, open_slots
 from tests.lab import require
 from tests.lab.commands import NOBODY, clean_environ, hidden, run, run_python
-from tests.lab.slots import IMPORTS, a_key, become, workers
+from tests.lab.slots import IMPORTS, a_key, become, two_parties, workers
 
 NAME = "cgroup_threads-k.slots"
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Slots, Slots]]:
-    """Two parties: what counts is the open file description, not the process."""
-    with (
-        closing(open_slots("k", directory=str(tmp_path))) as one,
-        closing(open_slots("k", directory=str(tmp_path))) as two,
-    ):
-        yield one, two
+    with two_parties(tmp_path) as both:
+        yield both
 
 
 def make_symlink(path: Path) -> None:

@@ -6,24 +6,19 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from cgroup_threads.governor.slot_rows import PAGE_SIZE, pack_row
-from cgroup_threads.governor.slots import Slots, View, open_slots
-from tests.lab.slots import SHM, Holders, a_key
+from cgroup_threads.governor.slots import Slots, View
+from tests.lab.slots import SHM, Holders, a_key, two_parties
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Slots, Slots]]:
-    """Two parties: what counts is the open file description, not the process."""
-    with (
-        closing(open_slots("k", directory=str(tmp_path))) as one,
-        closing(open_slots("k", directory=str(tmp_path))) as two,
-    ):
-        yield one, two
+    with two_parties(tmp_path) as both:
+        yield both
 
 
 def spoil(descriptor: int, rng: random.Random) -> None:

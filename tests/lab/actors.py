@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import stat
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from . import require
 from .commands import clean_environ
+from .waiting import read_line
 
 VICTIM = 64001
 OTHER = 64002
@@ -124,12 +124,7 @@ class Actor:
         self._process.wait(DEADLINE_S)
 
     def _answer(self) -> Any:
-        stream = self._process.stdout
-        assert stream is not None
-        assert select.select([stream], [], [], DEADLINE_S)[0], "no answer"
-        line = stream.readline()
-        assert line, f"the actor has ended ({self._process.wait(DEADLINE_S)})"
-        return json.loads(line)
+        return json.loads(read_line(self._process, DEADLINE_S))
 
 
 @contextmanager

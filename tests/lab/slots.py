@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from cgroup_threads.governor.slots import Slots, open_slots
+
 from .commands import clean_environ
+from .waiting import read_line
 
 SHM = "/dev/shm"
 DEADLINE_S = 30.0
@@ -163,12 +165,17 @@ class Worker:
         self._process.wait(DEADLINE_S)
 
     def _answer(self) -> Any:
-        stream = self._process.stdout
-        assert stream is not None
-        assert select.select([stream], [], [], DEADLINE_S)[0], "no answer"
-        line = stream.readline()
-        assert line, f"the worker has ended ({self._process.wait(DEADLINE_S)})"
-        return json.loads(line)
+        return json.loads(read_line(self._process, DEADLINE_S))
+
+
+@contextmanager
+def two_parties(directory: Path) -> Iterator[tuple[Slots, Slots]]:
+    """What counts is the open file description, not the process."""
+    with (
+        closing(open_slots("k", directory=str(directory))) as one,
+        closing(open_slots("k", directory=str(directory))) as two,
+    ):
+        yield one, two
 
 
 @contextmanager

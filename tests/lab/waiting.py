@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,3 +25,12 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def read_line(process: subprocess.Popen[str], seconds: float) -> str:
+    """The next line that ``process`` writes; a failure if it does not come, or the process ends."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], seconds)[0], "no answer"
+    line = process.stdout.readline()
+    assert line, f"it has ended ({process.wait(seconds)})"
+    return line
