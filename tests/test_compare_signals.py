@@ -15,6 +15,7 @@ import pytest
 from cgroup_threads import detect
 from cgroup_threads.comparing import ignoring
 from cgroup_threads.measuring.quota import create_group
+from cgroup_threads.measuring.sessions import Guard
 from tests.lab.commands import COMMAND, clean_environ, quota_group
 from tests.lab.waiting import has_ended, wait_until
 
@@ -125,3 +126,15 @@ def test_the_group_of_one_that_was_killed_is_no_obstacle() -> None:
     with quota_group(1.0) as group:
         again = create_group(detect(), 1.0)
         assert again == group
+
+
+def test_a_guard_that_another_thread_closes_takes_no_more_numbers() -> None:
+    """A measurement that is ended from outside tells it of its child's end."""
+    guard = Guard()
+    process = guard._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    guard.forget(1)
+    guard.close()
+    assert process.returncode == 0

@@ -120,7 +120,7 @@ class Child:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: another thread has closed it
             raise self._fail(self._last_words()) from None
         return self.wait(limit, tick)
 
@@ -177,9 +177,10 @@ class Child:
         while not has_ended(self._process) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         self._end()  # what it started may outlive it
-        if self._log.closed:
-            return "it was ended"  # by another thread, whose time was over
-        return describe_end(self._process.returncode, read_end(self._log))
+        try:
+            return describe_end(self._process.returncode, read_end(self._log))
+        except ValueError:
+            return "it was ended"  # by another thread, whose time was over, and which has closed the log
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:

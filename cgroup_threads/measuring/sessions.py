@@ -117,8 +117,8 @@ class Guard:
             assert process.stdin is not None
             try:
                 process.stdin.write(b"%d\n" % number)
-            except OSError:
-                pass  # somebody killed it
+            except (OSError, ValueError):
+                pass  # somebody killed it, or another thread has just closed it
 
 
 def _stand_guard() -> None:
