@@ -40,6 +40,7 @@ from cgroup_threads.tuning.noise import (
 )
 from cgroup_threads.tuning.records import Task
 from tests.lab.commands import clean_environ
+from tests.lab.waiting import wait_until
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 SPINNER = "print(flush=True)\nwhile True: pass"
@@ -242,6 +243,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_microsecond() -> None:
         wait_for_cpu(pid, 0.2)
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED)
+        wait_until(lambda: read_cpu(pid) == read_cpu(pid))  # it may be on its CPU for a moment yet
         exact = read_cpu(pid)
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
