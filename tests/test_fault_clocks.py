@@ -195,24 +195,21 @@ def test_any_text_is_taken_for_offsets(text: str) -> None:
     assert abs(parse_offset(f"monotonic {text}")) <= 10**10
 
 
-def test_a_report_from_before_a_suspend_counts_the_suspended_time() -> None:
+def test_a_report_from_before_a_suspend_counts_the_suspended_time(tmp_path: Path) -> None:
     """After a suspend the clock of boot is ahead of the monotonic one, and an interval between reports is on it."""
     require(has_time_namespaces(), "no time namespace can be made")
     before = run_cli("report", "--json")
     assert before.returncode == 0, before.stderr
     command = [*shifted(0, AHEAD_S), sys.executable, "-m", "cgroup_threads"]
-    path = Path(f"/tmp/ct-test-{os.getpid()}-clock.json")
-    try:
-        path.write_text(before.stdout)
-        after = run([*command, "report", "--json", "--since", str(path)], clean_environ())
-        assert after.returncode == 0, after.stderr
-        assert AHEAD_S <= json.loads(after.stdout)["seconds"] < AHEAD_S + 60
-        path.write_text(run([*command, "report", "--json"], clean_environ()).stdout)
-        back = run_cli("report", "--since", str(path))
-        assert (back.returncode, back.stderr.count("\n")) == (2, 1)
-        assert "the clock went back" in back.stderr
-    finally:
-        path.unlink(missing_ok=True)
+    path = tmp_path / "clock.json"
+    path.write_text(before.stdout)
+    after = run([*command, "report", "--json", "--since", str(path)], clean_environ())
+    assert after.returncode == 0, after.stderr
+    assert AHEAD_S <= json.loads(after.stdout)["seconds"] < AHEAD_S + 60
+    path.write_text(run([*command, "report", "--json"], clean_environ()).stdout)
+    back = run_cli("report", "--since", str(path))
+    assert (back.returncode, back.stderr.count("\n")) == (2, 1)
+    assert "the clock went back" in back.stderr
 
 
 def test_calls_share_after_a_suspend_as_before() -> None:

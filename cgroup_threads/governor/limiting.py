@@ -62,6 +62,7 @@ class ThreadLimit:
             self._open.append(lease)
             innermost.set(lease)
         except BaseException:
+            # Here and in ``__exit__`` line by line: on a full stack one call more would be one too many.
             try:
                 self._undo(lease, ledger)
             except Exception:  # noqa: BLE001 - most likely a full stack; ctypes puts an error of its own over that

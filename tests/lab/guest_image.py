@@ -40,7 +40,7 @@ $B mount -t cgroup2 cgroup2 /root/sys/fs/cgroup || fail "no cgroup v2"
 export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 $B chroot /root $GUEST_PYTHON -S $GUEST_DRIVER
 echo "guest: the driver ended with $?"
-echo o > /root/proc/sysrq-trigger; $B sleep 60
+echo o > /root/proc/sysrq-trigger; $B sleep 60  # the power goes off a moment later; init must not end before
 """
 
 
